@@ -1,0 +1,276 @@
+"""The list of operations a device must offer: what a model may ask for, and nothing else.
+
+Layers receive an `Ops` and opaque `Array` handles. A handle has no operators, no indexing and no shape arithmetic, so
+the same forward can be *run* (the numpy reference, torch) or *recorded* once and replayed by one native call (the
+CPU device). A forward therefore never looks at a value and never branches on the batch.
+
+Notation: T tokens of the step, R rows whose next-token distribution is wanted, D hidden size, H query heads,
+G KV heads, d head size, V vocabulary. Activations are float32 on the CPU; "rows" is T in a body and R in a head.
+
+Every implementation must obey the rules of batch invariance: row r of a result depends on row r of the inputs, on the
+weights and on the KV cache of its own sequence only, with one order of floating-point operations whatever T, the
+chunking, the block ids, the thread count. `ops/reference.py` is the executable specification.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+
+
+class Array(Protocol):
+    """An activation of some device: [rows, width], seen by layers as a value without parts."""
+
+
+class Weight(Protocol):
+    """A matrix [n_out, n_in] as the device packed it: one or more parts stacked along n_out, each in its own format."""
+
+    n_out: int
+    n_in: int
+
+
+class Vector(Protocol):
+    """A float32 vector of some device: a norm's weight, a bias."""
+
+
+class Stored(NamedTuple):
+    """A matrix as the checkpoint stores it: [n_out, n_in] in format `kind`.
+
+    `kind` names a format of `octavo.quant` ("F32", "F16", "BF16", "Q4_0", …). `data` is uint8 [n_out, bytes per row],
+    a view of the file where possible; rows are independent, so a slice or permutation of rows is a valid matrix.
+    """
+
+    kind: str
+    n_out: int
+    n_in: int
+    data: npt.NDArray[np.uint8]
+
+
+class Rope(NamedTuple):
+    """Rotary embedding: position p turns the pair (i, i + d/2) by p * inv_freq[i] and scales it by `scale`.
+
+    `inv_freq` is a tuple of d_rot/2 float32 values, fixed at load (dynamic and long kinds included).
+    """
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+
+
+class AttentionShape(NamedTuple):
+    """What the attention of one layer is: heads, head size, softmax scale, and which KV it reads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """Multiplies q.k before the softmax."""
+    layer: int
+    """Index of the layer in the model."""
+    group: int
+    """KV group whose block table it uses."""
+    window: int = 0
+    """A query at p sees keys in (p - window, p]; 0 sees all up to p."""
+    softcap: float = 0.0
+    """When > 0, scores become softcap * tanh(score / softcap)."""
+
+
+class Ops(Protocol):
+    """The operations of a body and a head. `batch` is the step's `Batch`, opaque to layers."""
+
+    # -- body ---------------------------------------------------------------------------------------------------
+    def embed(self, batch: Any, table: Weight, scale: float) -> Array:
+        """[T, D]: rows of `table` at the batch's token ids, dequantized, times `scale`."""
+
+    def rotary(self, batch: Any, rope: Rope) -> Array:
+        """[T, 2 * d_rot/2] cos then sin at the batch's positions: float32 angle = float32(position) * inv_freq
+        (one float32 product), its cosine and sine correctly rounded to float32 within 1 ulp, times `scale`."""
+
+    def norm(self, x: Array, weight: Vector, eps: float, residual: Array | None = None) -> Array:
+        """RMS norm over the width: x / sqrt(mean(x^2) + eps) * weight, plus `residual` when given."""
+
+    def linear(self, x: Array, weight: Weight, bias: Vector | None = None, residual: Array | None = None) -> Array:
+        """[rows, n_out] = x @ weight^T + bias + residual (each where given)."""
+
+    def gated(self, x: Array, weight: Weight, activation: Activation) -> Array:
+        """[rows, n_out/2]: `weight` holds gate rows, then up rows; activation(x @ gate^T) * (x @ up^T)."""
+
+    def store_kv(
+        self, batch: Any, qkv: Array, rotary: Array | None, shape: AttentionShape,
+        q_norm: Vector | None = None, k_norm: Vector | None = None, eps: float = 0.0,
+    ) -> Array:
+        """Split qkv [T, (H + 2G) d]; RMS-norm each q and k head (where a weight [d] is given); rotate q and k; write k
+        and v of every token to the KV cache in its type; return q [T, H d]."""
+
+    def attend(self, batch: Any, q: Array, shape: AttentionShape) -> Array:
+        """[T, H d]: softmax(scale * q k^T) v over the keys of the token's own sequence at positions <= its own (and
+        in the window), read from the KV cache only, the current chunk included. One fresh partial per absolute
+        256-token chunk, partials combined in ascending order, softmax steps of 32 absolute tokens; masked
+        positions are never read."""
+
+    def gather(self, batch: Any, x: Array) -> Array:
+        """[R, width]: the rows at `batch.rows`. The last op of a body."""
+
+    # -- head ---------------------------------------------------------------------------------------------------
+    def logits(self, x: Array, weight: Weight, softcap: float = 0.0, scale: float = 1.0) -> Array:
+        """[R, V] = scale * x @ weight^T, then softcap * tanh(. / softcap) when softcap > 0. The last op of a head."""
+
+
+class Sampling(NamedTuple):
+    """Per-row parameters of a draw, as arrays; R rows. CSR pairs are (ptr int32 [R + 1], values)."""
+
+    temperature: F32
+    """0 = greedy."""
+    top_k: I32
+    """0 = off."""
+    top_p: F32
+    min_p: F32
+    seed: npt.NDArray[np.uint64]
+    choice: I32
+    position: I32
+    """Absolute position of the token to be drawn."""
+    target: I32
+    """-1: draw. >= 0: draw nothing, report this id (prompt logprobs)."""
+    logprobs: I32
+    """-1: none; k >= 0: the token's own logprob and rank, and the k most probable ids."""
+    repetition: F32
+    presence: F32
+    frequency: F32
+    seen_ptr: I32
+    seen_ids: I32
+    """Distinct ids of prompt and output, for the penalties (empty for rows without)."""
+    seen_counts: I32
+    """How often each occurs in the *output* (0: prompt only)."""
+    bias_ptr: I32
+    bias_ids: I32
+    bias_values: F32
+    """Added to the logit; -inf bans the id."""
+    allow_ptr: I32
+    allow_ids: I32
+    """A non-empty list bans every other id."""
+
+
+class Drawn(NamedTuple):
+    """What came of a draw; R rows, K = the largest `logprobs` asked."""
+
+    token: I32
+    logprob: F32
+    rank: I32
+    top_ids: I32
+    """[R, K], most probable first, ties by lower id; -1 pads."""
+    top_logprobs: F32
+    ok: npt.NDArray[np.uint8]
+    """0 where the row's logits held NaN or +inf (or nothing was left to draw): the token is then -1."""
+
+
+SAMPLING_ORDER = """
+1. Raw logits must be finite (ok = 0 otherwise; -inf alone is fine). Reported logprobs are log-softmax of the *raw* logits.
+2. repetition penalty r on every seen id: l > 0 ? l / r : l * r. frequency f and presence p on ids with count c > 0:
+   l - f * c - p.
+3. bias added; ids outside a non-empty allow list become -inf.
+4. temperature 0: the largest logit, ties by lower id. Otherwise l / T, then survivors of
+   min_p (probability >= min_p * largest), then top_k (order: value descending, id ascending), then top_p (smallest
+   prefix of that order whose mass among the top_k survivors reaches top_p; at least one), and the token is the
+   survivor with the largest l / T + g, g = -log(-log(u)), u = uniform(seed, choice, position, id) (ties by lower id).
+"""
+
+
+def uniform_bits(seed: int, choice: int, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """32 random bits per id, a pure function of (seed, choice, position, id): the splitmix64 finalizer (Steele, Lea,
+    Flood: Fast splittable pseudorandom number generators, 2014) over a mixed key. u = (bits + 0.5) / 2^32."""
+    m = (1 << 64) - 1
+    key = _mix(_mix((seed + 0x9E3779B97F4A7C15 * (choice + 1)) & m) ^ position)
+    z = (np.uint64(key) + np.uint64(0x9E3779B97F4A7C15) * (ids.astype(np.uint64) + np.uint64(1)))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)
+
+
+def _mix(z: int) -> int:
+    m = (1 << 64) - 1
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & m
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & m
+    return z ^ (z >> 31)
+
+
+class KVSpec(NamedTuple):
+    """Size of the KV cache: what a device allocates."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    """"float32" or "float16"."""
+    block_size: int
+    """Tokens per block: 16, 32, 64 or 128."""
+    blocks: tuple[int, ...]
+    """Blocks per KV group."""
+    group_of: tuple[int, ...]
+    """KV group of each layer."""
+
+
+class Program(Protocol):
+    """A body or a head, ready to run."""
+
+
+class Device(Protocol):
+    """A place where models run. `body`/`head` are functions of (ops, batch) / (ops, x) given once at load."""
+
+    name: str
+
+    def weight(self, parts: list[Stored]) -> Weight:
+        """Pack matrices of equal n_in, stacked along n_out. Lossless for every kind the device lists."""
+
+    def vector(self, values: F32) -> Vector: ...
+
+    def kv_cache(self, spec: KVSpec) -> Any: ...
+
+    def compile(self, body: Any, head: Any, limits: BatchLimits, cache: Any) -> CompiledModel: ...
+
+
+class BatchLimits(NamedTuple):
+    """The largest step: sizes of every persistent buffer."""
+
+    tokens: int
+    sequences: int
+    """Slots."""
+    rows: int
+    """Output rows of one step."""
+    max_model_len: int
+
+
+class BatchArrays(NamedTuple):
+    """A step as arrays; S sequences with work in it, T tokens in sequence order."""
+
+    tokens: I32
+    """[T]"""
+    positions: I32
+    """[T]: absolute position of each token."""
+    starts: I32
+    """[S + 1]: sequence s owns tokens [starts[s], starts[s + 1])."""
+    slots: I32
+    """[S]: row of the block tables."""
+    rows: I32
+    """[R]: token indices whose hidden rows go to the head (in ascending order)."""
+    tables: tuple[I32, ...]
+    """Per KV group [slots, blocks per sequence]: block ids by absolute block index; entries behind a window are stale
+    and never read."""
+
+
+class CompiledModel(Protocol):
+    """The two programs of a model on a device."""
+
+    def run(self, batch: BatchArrays, sampling: Sampling) -> Drawn:
+        """Body, then head and draw over the R rows; R may be 0. Raises on failure; safe to call again after."""
+
+    def raw_logits(self, batch: BatchArrays) -> F32:
+        """[R, V] float32: the body and head without a draw (tests, scoring)."""
+
+    def copy_blocks(self, group: int, pairs: I32) -> None:
+        """[n, 2] (source, destination): copy whole blocks of every layer in the group, in order."""
