@@ -166,7 +166,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
     prompt_logprob_start: int | None = None
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
-    """Outputs keep logprobs in flat lists; reading them is the same."""
+    """A memory layout of vLLM's; outputs read the same with and without."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
