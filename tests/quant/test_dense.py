@@ -1,0 +1,147 @@
+"""`dense` against the gguf package bit for bit, and against blocks worked out by hand."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+
+from octavo.ops.contract import Stored
+from octavo.quant import FORMATS, KINDS, dense, row_bytes
+
+
+def _one(kind: str, block: bytes) -> np.ndarray:
+    """The values of a matrix of one block."""
+    n = KINDS[kind][0]
+    return dense(Stored(kind, 1, n, np.frombuffer(block, np.uint8).reshape(1, -1)))[0]
+
+
+def _half(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}e", *values)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_bytes_equal_the_gguf_package(kind: str, seed: int) -> None:
+    n_in = 1280
+    data = np.random.default_rng(seed).integers(0, 256, (37, row_bytes(kind, n_in)), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        expected = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+    got = dense(Stored(kind, 37, n_in, data))
+    assert got.shape == (37, n_in) and got.dtype == np.float32
+    number = ~np.isnan(expected)
+    assert number.any()
+    assert np.array_equal(np.isnan(got), ~number)
+    assert np.array_equal(got.view(np.uint32)[number], np.asarray(expected, np.float32).view(np.uint32)[number])
+
+
+def test_slabs_of_a_large_matrix_are_put_in_order() -> None:
+    """More rows than one slab unpacks: row r must still be row r."""
+    n_out, n_in = 5000, 1024
+    scales = np.arange(n_out, dtype=np.float16) / 8
+    blocks = np.zeros((n_out, n_in // 32, 34), np.uint8)
+    blocks[:, :, :2] = scales.view(np.uint8).reshape(n_out, 1, 2)
+    blocks[:, :, 2] = 1
+    got = dense(Stored("Q8_0", n_out, n_in, blocks.reshape(n_out, -1)))
+    assert np.array_equal(got[:, ::32], np.repeat(scales.astype(np.float32)[:, None], n_in // 32, 1))
+
+
+def test_rows_may_be_a_strided_view() -> None:
+    data = np.random.default_rng(0).integers(0, 100, (10, 36), dtype=np.uint8)
+    every_other = dense(Stored("Q4_0", 5, 64, data[::2]))
+    assert np.array_equal(every_other, dense(Stored("Q4_0", 10, 64, data))[::2], equal_nan=True)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "<f4"), ("F16", "<f2"), ("BF16", ml_dtypes.bfloat16)])
+def test_plain_values(kind: str, dtype: object) -> None:
+    values = np.array([[0.0, -0.0, 1.5, -2.25], [np.inf, 96.0, 2**-14, -1.0]], np.float32)
+    got = dense(Stored(kind, 2, 4, values.astype(dtype).view(np.uint8)))  # type: ignore[call-overload]
+    assert np.array_equal(got.view(np.uint32), values.view(np.uint32))
+
+
+def test_q4_0_by_hand() -> None:
+    got = _one("Q4_0", _half(0.5) + bytes([0x3F]) + bytes(15))
+    assert got[0] == 0.5 * (15 - 8) and got[16] == 0.5 * (3 - 8)
+    assert (got[1:16] == -4).all() and (got[17:] == -4).all()
+
+
+def test_q4_1_by_hand() -> None:
+    got = _one("Q4_1", _half(0.25, -1) + bytes(15) + bytes([0x2A]))
+    assert got[15] == 0.25 * 10 - 1 and got[31] == 0.25 * 2 - 1
+    assert (got[:15] == -1).all() and (got[16:31] == -1).all()
+
+
+def test_q5_0_by_hand() -> None:
+    high = (1 << 0) | (1 << 17)
+    got = _one("Q5_0", _half(2) + struct.pack("<I", high) + bytes([0x03, 0xF0]) + bytes(14))
+    assert got[0] == 2 * (3 + 16 - 16) and got[16] == 2 * (0 - 16)
+    assert got[1] == 2 * (0 - 16) and got[17] == 2 * (15 + 16 - 16)
+    assert (got[2:16] == -32).all() and (got[18:] == -32).all()
+
+
+def test_q5_1_by_hand() -> None:
+    got = _one("Q5_1", _half(2, 1) + struct.pack("<I", 1 << 31) + bytes([0x07]) + bytes(15))
+    assert got[0] == 2 * 7 + 1 and got[16] == 1 and got[31] == 2 * 16 + 1
+    assert (got[1:31] == 1).all()
+
+
+def test_q8_0_by_hand() -> None:
+    got = _one("Q8_0", _half(0.5) + bytes([127, 128, 255]) + bytes(29))
+    assert got[:3].tolist() == [63.5, -64.0, -0.5] and not got[3:].any()
+
+
+def _scale_bytes(scales: list[int], mins: list[int]) -> bytes:
+    """Eight 6-bit scales and mins packed the way the K formats do."""
+    low = [values[i] | (values[i + 4] >> 4) << 6 for values in (scales, mins) for i in range(4)]
+    return bytes(low + [(scales[i] & 15) | (mins[i] & 15) << 4 for i in range(4, 8)])
+
+
+SCALES, MINS = [1, 2, 3, 63, 17, 33, 50, 63], [0, 5, 62, 7, 16, 32, 47, 63]
+
+
+def test_q4_k_by_hand() -> None:
+    nibbles = bytes([0x91] * 32 + [0x52] * 32 + [0xE3] * 32 + [0x74] * 32)
+    got = _one("Q4_K", _half(0.5, 0.25) + _scale_bytes(SCALES, MINS) + nibbles).reshape(8, 32)
+    for group, q in enumerate([1, 9, 2, 5, 3, 14, 4, 7]):
+        assert (got[group] == 0.5 * SCALES[group] * q - 0.25 * MINS[group]).all(), group
+
+
+def test_q5_k_by_hand() -> None:
+    nibbles = bytes([0x91] * 32 + [0x52] * 32 + [0xE3] * 32 + [0x74] * 32)
+    high = bytes([0b10000010] + [0] * 31)
+    got = _one("Q5_K", _half(0.5, 0.25) + _scale_bytes(SCALES, MINS) + high + nibbles).reshape(8, 32)
+    for group, q in enumerate([1, 9, 2, 5, 3, 14, 4, 7]):
+        assert (got[group, 1:] == 0.5 * SCALES[group] * q - 0.25 * MINS[group]).all(), group
+        first = q + (16 if group in (1, 7) else 0)
+        assert got[group, 0] == 0.5 * SCALES[group] * first - 0.25 * MINS[group], group
+
+
+def test_q6_k_by_hand() -> None:
+    low, high = bytearray(128), bytearray(64)
+    low[0], low[32], low[64 + 5] = 0x21, 0x43, 0x0F  # elements 0 and 64; 32 and 96; 128 + 5
+    high[0], high[32 + 5] = 0b11_10_01_00, 0b00_00_00_01
+    scales = bytes(range(1, 16)) + struct.pack("b", -128)
+    got = _one("Q6_K", bytes(low) + bytes(high) + scales + _half(0.5))
+    expected = np.full(256, -32.0, np.float32)
+    expected[[0, 32, 64, 96, 133]] = [1 - 32, 3 + 16 - 32, 2 + 32 - 32, 4 + 48 - 32, 15 + 16 - 32]
+    expected *= 0.5 * np.repeat(np.array([*range(1, 16), -128], np.float32), 16)
+    assert np.array_equal(got, expected)
+
+
+def test_row_bytes_and_errors() -> None:
+    assert row_bytes("Q6_K", 512) == 420 and row_bytes("BF16", 3) == 6
+    with pytest.raises(ValueError, match="640 elements is not a whole number of Q4_K blocks"):
+        row_bytes("Q4_K", 640)
+    with pytest.raises(ValueError, match="unknown weight format 'Q2_K'; known are F32"):
+        row_bytes("Q2_K", 256)
+    with pytest.raises(ValueError, match=r"needs uint8 \[2, 18\], not uint8 \[2, 17\]"):
+        dense(Stored("Q4_0", 2, 32, np.zeros((2, 17), np.uint8)))
+
+
+def test_every_format_knows_its_name() -> None:
+    assert [f.name for f in FORMATS.values()] == list(KINDS)
