@@ -1,0 +1,351 @@
+"""What a user may say: one flat, frozen value. Flags, help, keyword arguments and checks all come from its fields.
+
+This is the only module that reads environment variables: OCTAVO_CACHE, XDG_CACHE_HOME, OCTAVO_API_KEY, VLLM_API_KEY.
+Those of the model hub (HF_TOKEN, HF_HUB_OFFLINE, HF_HOME) are left to its library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from octavo.unbuilt import NO_MEANING, UNBUILT, keyword, refuse
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "smollm2"
+"""An alias that the build step turns into a small instruct model."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class ConfigError(ValueError):
+    """An option is unknown, out of its range, or not built."""
+
+
+def count(text: str) -> int:
+    """A whole number in vLLM's short form: 1k = 1000, 1K = 1024, 25.6k = 25600."""
+    match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([kmgtKMGT]?)\s*", text)
+    if not match:
+        raise ConfigError(f"{text!r} is not a number such as 4096, 4k (4000) or 4K (4096)")
+    value = float(match[1]) * _UNITS[match[2]]
+    if value != int(value):
+        raise ConfigError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def length(text: str) -> int:
+    """A `count`, or -1 for "auto"."""
+    return -1 if text.strip().lower() == "auto" else count(text)
+
+
+def size(text: str) -> int:
+    """Bytes: 2G and 2GiB are 2 * 2**30, 2GB and 2g are 2 * 10**9, a plain number is bytes."""
+    match = re.fullmatch(r"\s*([\d.]+\s*)([kmgtKMGT]?)(ib|i|b)?\s*", text, re.IGNORECASE)
+    if match:
+        number, letter, suffix = match[1], match[2], (match[3] or "").lower()
+        letter = {"": letter, "b": letter.lower()}.get(suffix, letter.upper())
+        try:
+            return count(number + letter)
+        except ConfigError:
+            pass
+    raise ConfigError(f"{text!r} is not a size such as 2G, 512MiB or 1073741824")
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _option(
+    default: Any, group: str, help: str, *, kind: Callable[[str], Any] = str, flags: tuple[str, ...] = (),
+    choices: tuple[Any, ...] = (), several: bool = False, least: float = -math.inf, most: float = math.inf,
+    secret: bool = False,
+) -> Any:
+    """A field of `EngineConfig`: its default and everything the command line and the checks need to know of it."""
+    metadata = dict(group=group, help=help, kind=kind, flags=flags, choices=choices, several=several, least=least,
+                    most=most)
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata, repr=not secret)
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All options of a model and of the server before it; None means "decide from the model and the machine".
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of range.
+    """
+
+    # -- model
+    model: str = _option(DEFAULT_MODEL, "model", "Repository name, folder, or GGUF file.")
+    served_model_name: tuple[str, ...] = _option((), "model", "Names clients may use; the first one is reported. "
+                                                 "Default: the model's.", several=True)
+    tokenizer: str | None = _option(None, "model", "Repository or folder of the tokenizer. Default: the model's.")
+    revision: str | None = _option(None, "model", "Branch, tag or commit of the model repository.")
+    tokenizer_revision: str | None = _option(None, "model", "Branch, tag or commit of the tokenizer repository.")
+    code_revision: str | None = _option(None, "model", "Accepted for vLLM's sake; no code of a repository is run.")
+    trust_remote_code: bool = _option(False, "model", "Accepted for vLLM's sake; no code of a repository is run.",
+                                      kind=bool)
+    hf_token: str | None = _option(None, "model", "Token for private repositories. Default: the hub's own login.",
+                                   secret=True)
+    download_dir: str | None = _option(None, "model", "Where downloads go. Default: the hub's cache.")
+    dtype: str = _option("auto", "model", "Type in which unquantized weights are kept.",
+                         choices=("auto", "half", "float16", "bfloat16", "float", "float32"))
+    quantization: str | None = _option(None, "model", "Format of the weights. Default: what the checkpoint says.",
+                                       flags=("-q",))
+    max_model_len: int | None = _option(None, "model", "Prompt and output tokens of one request: 4096, 4k, 4K; auto or "
+                                        "-1 fits it to the memory. Default: the model's own.", kind=length, least=-1)
+    seed: int = _option(0, "model", "Seed of the random numbers.", kind=int)
+    max_logprobs: int = _option(20, "model", "Most logprobs a request may ask per token; -1: no limit.", kind=int,
+                                least=-1)
+    generation_config: str = _option("auto", "model", "Where default sampling parameters come from: auto (the model's "
+                                     "generation_config.json), vllm (none), or a folder.")
+    override_generation_config: dict[str, Any] = _option(
+        {}, "model", "JSON object of default sampling parameters that win over the generation config.", kind=mapping)
+
+    # -- cache
+    block_size: int = _option(16, "cache", "Tokens per KV block.", kind=int, choices=(16, 32, 64, 128))
+    kv_cache_dtype: str = _option("auto", "cache", "Type of keys and values; auto is float16 on the CPU.",
+                                  choices=("auto", "float16", "float32"))
+    kv_cache_memory_bytes: int | None = _option(None, "cache", "Memory of the KV cache: 2G, 512MiB. Default: what "
+                                                "max-num-seqs full contexts need, at most a share of free memory.",
+                                                kind=size, least=1)
+    num_gpu_blocks_override: int | None = _option(None, "cache", "Number of KV blocks, whatever the memory.", kind=int,
+                                                  least=1)
+    gpu_memory_utilization: float = _option(0.92, "cache", "Share of a GPU's memory to use; the CPU's is set with "
+                                            "--kv-cache-memory-bytes.", kind=float,
+                                            flags=("--device-memory-utilization",), least=0.0, most=1.0)
+    enable_prefix_caching: bool = _option(True, "cache", "Reuse the KV of a prompt's known beginning.", kind=bool)
+
+    # -- scheduler
+    max_num_seqs: int = _option(128, "scheduler", "Sequences that run at once.", kind=count, least=1)
+    max_num_batched_tokens: int = _option(2048, "scheduler", "Tokens computed in one step.", kind=count, least=1)
+    enable_chunked_prefill: bool = _option(True, "scheduler", "Let long prompts share steps with other work.",
+                                           kind=bool)
+    long_prefill_token_threshold: int = _option(0, "scheduler", "Prompt tokens one request gets per step; 0: no cap.",
+                                                kind=count, least=0)
+    scheduling_policy: str = _option("fcfs", "scheduler", "Order of waiting requests: by arrival, or by priority.",
+                                     choices=("fcfs", "priority"))
+    max_num_queued_reqs: int | None = _option(None, "scheduler", "Requests in progress above which the server answers "
+                                              "503. Default: no limit.", kind=count, least=1)
+    depth: int = _option(1, "scheduler", "Steps in flight; 2 plans one step while another computes.", kind=int,
+                         choices=(1, 2))
+
+    # -- device
+    device: str = _option("auto", "device", "Where the model runs.", choices=("auto", "cpu", "reference"))
+    threads: int | None = _option(None, "device", "Compute threads. Default: the CPUs this process may use.", kind=int,
+                                  least=1)
+    cpu_activations: str = _option("auto", "device", "Type of activations in matrix products on the CPU; float32 is "
+                                   "the most exact, int8 the fastest.", choices=("auto", "float32", "int16", "int8"))
+
+    # -- server
+    host: str = _option("0.0.0.0", "server", "Address to listen on.")
+    port: int = _option(8000, "server", "Port to listen on.", kind=int, least=0, most=65535)
+    api_key: tuple[str, ...] = _option((), "server", "Keys of which a client must send one. Also from OCTAVO_API_KEY "
+                                       "or VLLM_API_KEY.", several=True, secret=True)
+    uvicorn_log_level: str = _option("info", "server", "Log level of the HTTP server.",
+                                     choices=("critical", "error", "warning", "info", "debug", "trace"))
+    disable_uvicorn_access_log: bool = _option(False, "server", "Do not log each HTTP request.", kind=bool)
+    ssl_keyfile: str | None = _option(None, "server", "TLS key file.")
+    ssl_certfile: str | None = _option(None, "server", "TLS certificate file.")
+    root_path: str | None = _option(None, "server", "Path under which a proxy publishes the server.")
+    allowed_origins: tuple[str, ...] = _option((), "server", "Origins that browsers may call from, or *.",
+                                               several=True)
+    chat_template: str | None = _option(None, "server", "Chat template (Jinja), or a file that holds it. Default: the "
+                                        "model's.")
+    response_role: str = _option("assistant", "server", "Role of answers in chat.")
+    enable_request_id_headers: bool = _option(False, "server", "Send X-Request-Id back.", kind=bool)
+    shutdown_timeout: float = _option(0.0, "server", "Seconds that running requests get to finish after SIGTERM.",
+                                      kind=float, least=0.0)
+    disable_log_stats: bool = _option(False, "server", "Do not log throughput.", kind=bool)
+    enable_log_requests: bool = _option(False, "server", "Log each request.", kind=bool)
+    log_level: str = _option("info", "server", "Log level of Octavo.", choices=("error", "warning", "info", "debug"))
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            object.__setattr__(self, option.name, _checked(option.name, value, option.default, option.metadata))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                              f"({self.max_num_seqs}), so that every running sequence gets a token per step.")
+        if self.max_model_len == 0:
+            raise ConfigError("max_model_len must be at least 1, or -1 to fit it to the memory, got 0.")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none.")
+
+    @classmethod
+    def from_keywords(cls, **keywords: Any) -> EngineConfig:
+        """From vLLM's keyword arguments, those that Octavo does not have included.
+
+        Raises:
+            TypeError: an argument nobody knows.
+            ConfigError: a wrong value, or one whose effect is not built.
+        """
+        known = {option.name for option in fields(cls)}
+        unbuilt = {option.keyword: option for option in UNBUILT}
+        passed = {keyword(flag): why for flag, (_, why) in NO_MEANING.items()}
+        given = {}
+        for name, value in keywords.items():
+            if name in known:
+                given[name] = value
+            elif name in unbuilt:
+                if sentence := refuse(unbuilt[name], value):
+                    raise ConfigError(sentence)
+            elif name in passed:
+                logger.warning("%s has no effect here: %s.", name, passed[name])
+            else:
+                near = difflib.get_close_matches(name, [*known, *unbuilt], n=2)
+                raise TypeError(f"There is no option {name!r}."
+                                + (f" Did you mean {' or '.join(near)}?" if near else ""))
+        return cls(**given)
+
+    @classmethod
+    def from_namespace(cls, namespace: argparse.Namespace, parser: argparse.ArgumentParser | None = None
+                       ) -> EngineConfig:
+        """From parsed arguments; keys from the environment where no --api-key was given. With `parser`, a wrong value
+        ends the program as argparse does (exit status 2) instead of raising `ConfigError`."""
+        given = {option.name: value for option in fields(cls)
+                 if (value := getattr(namespace, option.name, None)) is not None}
+        given.setdefault("api_key", environment_api_key())
+        try:
+            return cls(**given)
+        except ConfigError as error:
+            if parser is None:
+                raise
+            parser.error(str(error))
+
+
+def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
+    """`value` with the type of its option: text is read as on the command line, lists become tuples."""
+    kind = metadata["kind"]
+    if metadata["several"]:
+        value = (value,) if isinstance(value, str) else tuple(value or ())
+        if len(value) == 1 and isinstance(value[0], str) and value[0].startswith("["):
+            value = tuple(_json_list(name, value[0]))
+        if not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{name} must be a list of strings, got {value!r}.")
+        return value
+    if value is None and default is None:
+        return None
+    if isinstance(value, str) and kind in (count, length, size, mapping):
+        try:
+            value = kind(value)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}.") from None
+    if name in ("model", "tokenizer", "download_dir", "chat_template") and isinstance(value, Path):
+        value = str(value)
+    wanted = {count: int, length: int, size: int, mapping: dict}.get(kind, kind)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise ConfigError(f"{name} must be {'text' if wanted is str else wanted.__name__}, got {value!r}.")
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, metadata['choices']))}, got {value!r}.")
+    if isinstance(value, (int, float)) and not metadata["least"] <= value <= metadata["most"]:
+        bound = f"at least {metadata['least']}" if value < metadata["least"] else f"at most {metadata['most']}"
+        raise ConfigError(f"{name} must be {bound}, got {value}.")
+    return value
+
+
+def _json_list(name: str, text: str) -> list[Any]:
+    try:
+        items = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {text!r} is not a JSON list: {error}.") from None
+    return list(items)
+
+
+class _Refuse(argparse.Action):
+    """A flag of something not built: nothing is stored; a value with an effect ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        option = next(row for row in UNBUILT if self.option_strings[0] in row.flags)
+        if sentence := refuse(option, True if self.nargs == 0 else values):
+            parser.error(sentence)
+
+
+class _Warn(argparse.Action):
+    """A flag without a meaning here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        logger.warning("%s has no effect here: %s.", self.option_strings[0], NO_MEANING[self.option_strings[0]][1])
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for each field of `EngineConfig`, in groups, and vLLM's other flags (hidden from the help).
+    A flag that is not given leaves None in the namespace; `EngineConfig.from_namespace` reads it."""
+    groups: dict[str, Any] = {}
+    for option in fields(EngineConfig):
+        about = option.metadata
+        group = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
+        groups[about["group"]] = group
+        flag = "--" + option.name.replace("_", "-")
+        names = [flag, *about["flags"]]
+        shown = "" if not option.default and option.default not in (0, False) else f" Default: {option.default}."
+        text = (about["help"] + ("" if "Default:" in about["help"] else shown)).replace("%", "%%")
+        if about["kind"] is bool:
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            group.add_argument(*names, type=_reader(about["kind"]), default=None, choices=about["choices"] or None,
+                               nargs="+" if about["several"] else None, metavar=_metavar(option.name, about), help=text)
+    for row in UNBUILT:
+        _add_hidden(parser, row.flags, row.kind, _Refuse)
+    for flag, (kind, _) in NO_MEANING.items():
+        _add_hidden(parser, (flag,), kind, _Warn)
+
+
+def _add_hidden(parser: argparse.ArgumentParser, flags: tuple[str, ...], kind: Callable[[str], Any],
+                action: type[argparse.Action]) -> None:
+    if kind is bool:
+        parser.add_argument(*flags, action=action, nargs=0, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    else:
+        parser.add_argument(*flags, action=action, type=kind, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _reader(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    read.__name__ = getattr(kind, "__name__", "value")
+    return read
+
+
+def _metavar(name: str, about: Any) -> str | None:
+    if about["choices"]:
+        return None
+    return "N" if about["kind"] in (int, float, count, length) else name.rpartition("_")[2].upper()
+
+
+def environment_api_key() -> tuple[str, ...]:
+    """The key from OCTAVO_API_KEY, or VLLM_API_KEY; empty where neither is set."""
+    key = os.environ.get("OCTAVO_API_KEY") or os.environ.get("VLLM_API_KEY")
+    return (key,) if key else ()
+
+
+def cache_dir() -> Path:
+    """Where Octavo keeps what it may rebuild: OCTAVO_CACHE, or `octavo` in the user's cache folder."""
+    if own := os.environ.get("OCTAVO_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
