@@ -154,6 +154,10 @@ class Sampling(NamedTuple):
     allow_ptr: I32
     allow_ids: I32
     """A non-empty list bans every other id."""
+    report_ptr: I32 = np.zeros(0, np.int32)
+    """Empty when no row asks for any; otherwise [R + 1] like the others."""
+    report_ids: I32 = np.zeros(0, np.int32)
+    """Ids whose raw logprobs are reported, whatever is drawn."""
 
 
 class Drawn(NamedTuple):
@@ -167,6 +171,8 @@ class Drawn(NamedTuple):
     top_logprobs: F32
     ok: npt.NDArray[np.uint8]
     """0 where the row's logits held NaN or +inf (or nothing was left to draw): the token is then -1."""
+    report_logprobs: F32 = np.zeros(0, np.float32)
+    """One value per id of `Sampling.report_ids`."""
 
 
 SAMPLING_ORDER = """

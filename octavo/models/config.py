@@ -1,0 +1,143 @@
+"""ModelConfig: what a checkpoint says about its model, in one vocabulary for every family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.ops.contract import Activation
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+class ModelConfigError(ValueError):
+    """config.json (or the GGUF header) lacks something, or says something this version cannot run."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The numbers of a decoder-only model. Sizes are counts of elements.
+
+    `raw` is the checkpoint's own config for what only one architecture reads.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    activation: Activation
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope: Mapping[str, Any]
+    """RoPE parameters in transformers' names: rope_type, rope_theta, factor, …"""
+    windows: tuple[int, ...]
+    """Per layer the sliding window in tokens, the query's own included; 0 = full attention."""
+    attention_bias: bool | None
+    """None: not said; a bias is then used where the checkpoint has one."""
+    mlp_bias: bool | None
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], architecture: str) -> ModelConfig:
+        """Read `raw` (the content of config.json). Raises ModelConfigError naming the key that is missing or wrong."""
+        number = _Reader(raw)
+        hidden = number("hidden_size")
+        heads = number("num_attention_heads")
+        layers = number("num_hidden_layers")
+        kv_heads = number("num_key_value_heads", heads)
+        head_dim = number("head_dim", 0) or hidden // heads
+        if heads % kv_heads:
+            raise ModelConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        if head_dim % 2 or head_dim > 512:
+            raise ModelConfigError(f"head_dim {head_dim} is not supported: it must be even and at most 512")
+        name = str(raw.get("hidden_activation") or raw.get("hidden_act") or "silu")
+        if name not in ACTIVATIONS:
+            raise ModelConfigError(f"activation {name!r} is not supported; known: {', '.join(sorted(ACTIVATIONS))}")
+        return cls(
+            architecture=architecture,
+            vocab_size=number("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=number("intermediate_size"),
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            eps=float(raw.get("rms_norm_eps", 1e-6)),
+            activation=ACTIVATIONS[name],
+            max_position_embeddings=number("max_position_embeddings", 2048),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            rope=_rope(raw),
+            windows=_windows(raw, layers),
+            attention_bias=raw.get("attention_bias"),
+            mlp_bias=raw.get("mlp_bias"),
+            raw=raw,
+        )
+
+
+class _Reader:
+    def __init__(self, raw: Mapping[str, Any]):
+        self.raw = raw
+
+    def __call__(self, key: str, default: int | None = None) -> int:
+        value = self.raw.get(key)
+        if value is None:
+            if default is None:
+                raise ModelConfigError(f"the model's config has no {key!r}: the file is incomplete or not a text model")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+            raise ModelConfigError(f"the model's config has {key} = {value!r}, a whole number is needed")
+        if value == 0 and default is None:
+            raise ModelConfigError(f"the model's config has {key} = 0")
+        return int(value)
+
+
+def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """RoPE parameters from either spelling: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)}
+    rope.update(raw.get("rope_scaling") or {})
+    rope.update(raw.get("rope_parameters") or {})
+    if "type" in rope and rope["rope_type"] == "default":      # the oldest spelling
+        rope["rope_type"] = rope["type"]
+    for key in ("rope_freq_factors", "partial_rotary_factor"):
+        if raw.get(key) is not None:
+            rope[key] = raw[key]
+    theta = rope["rope_theta"]
+    if not isinstance(theta, int | float) or not math.isfinite(theta) or theta <= 0:
+        raise ModelConfigError(f"rope_theta = {theta!r}, a positive number is needed")
+    return rope
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Which layers slide: `layer_types` where given, otherwise `sliding_window` for all (Mistral) unless
+    `use_sliding_window` is false (Qwen2, where layers below `max_window_layers` stay full)."""
+    window = raw.get("sliding_window") or 0
+    if not isinstance(window, int) or window < 0:
+        raise ModelConfigError(f"sliding_window = {window!r}, a whole number or null is needed")
+    types = raw.get("layer_types")
+    if types is not None:
+        if len(types) != layers:
+            raise ModelConfigError(f"layer_types lists {len(types)} layers, num_hidden_layers says {layers}")
+        unknown = set(types) - {"sliding_attention", "full_attention"}
+        if unknown:
+            raise ModelConfigError(f"layer_types holds {sorted(unknown)}: only sliding and full attention are built")
+        if "sliding_attention" in types and not window:
+            raise ModelConfigError("layer_types asks for sliding attention, but sliding_window is not set")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    if raw.get("use_sliding_window") is False:
+        return (0,) * layers
+    full = raw.get("max_window_layers") if raw.get("use_sliding_window") else None
+    return tuple(0 if full is not None and i < full else window for i in range(layers))
