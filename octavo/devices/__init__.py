@@ -1,0 +1,47 @@
+"""The places where models run. A device's own modules are imported only when it is chosen: `octavo` on a CPU loads no
+torch, and a machine without the native kernels can still run the reference."""
+
+from __future__ import annotations
+
+from octavo.ops.contract import Device
+
+DEVICES = ("cpu", "reference", "torch")
+
+
+class DeviceUnavailable(RuntimeError):
+    """The device exists, but not in this build or on this machine."""
+
+
+def select_device(name: str, threads: int, activations: str) -> Device:
+    """The device called `name`: "cpu" (native kernels), "reference" (numpy, slow) or "torch" (eager, for tests).
+
+    `threads` and `activations` ("float32", "int16" or "int8": what the inputs of matrix products are rounded to) are
+    for "cpu"; the others compute in float32. Raises ValueError for an unknown name, DeviceUnavailable where the
+    device cannot run here.
+    """
+    if name == "cpu":
+        return _cpu(threads, activations)
+    if name == "reference":
+        from octavo.ops.reference import ReferenceDevice
+
+        return ReferenceDevice()
+    if name == "torch":
+        try:
+            from octavo.devices.torch.device import TorchDevice
+        except ModuleNotFoundError as missing:
+            if missing.name != "torch":
+                raise
+            raise DeviceUnavailable('device "torch" needs PyTorch; install it, or use device "cpu"') from missing
+        return TorchDevice()
+    raise ValueError(f"unknown device {name!r}; there are {', '.join(DEVICES)}")
+
+
+def _cpu(threads: int, activations: str) -> Device:
+    try:
+        from octavo.devices.cpu.device import CpuDevice
+    except ImportError as missing:
+        raise DeviceUnavailable(
+            f"this build has no native kernels ({missing}); install a wheel for this platform or build from source "
+            'with a C++20 compiler, or use device "reference" (numpy, slow)'
+        ) from missing
+    return CpuDevice(threads, activations)

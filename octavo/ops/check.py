@@ -55,7 +55,10 @@ def check_sampling(sampling: Sampling, rows: int, vocab: int) -> None:
     for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency"):
         _length(name, _vector(name, getattr(sampling, name), np.float32), rows)
     _length("seed", _vector("seed", sampling.seed, np.uint64), rows)
-    for name, values in (("seen", sampling.seen_ids), ("bias", sampling.bias_ids), ("allow", sampling.allow_ids)):
+    for name in ("seen", "bias", "allow", "report"):
+        values = getattr(sampling, f"{name}_ids")
+        if name == "report" and not sampling.report_ptr.size and not values.size:
+            continue
         pointers = _vector(f"{name}_ptr", getattr(sampling, f"{name}_ptr"), np.int32)
         _length(f"{name}_ptr", pointers, rows + 1)
         if _lengths(f"{name}_ptr", pointers, values.size).min(initial=0) < 0:

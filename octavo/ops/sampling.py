@@ -35,6 +35,7 @@ def draw(logits: F32, sampling: Sampling) -> Drawn:
         top_ids=np.full((rows, width), -1, np.int32),
         top_logprobs=np.zeros((rows, width), np.float32),
         ok=np.zeros(rows, np.uint8),
+        report_logprobs=np.zeros(sampling.report_ids.size, np.float32),
     )
     for r in range(rows):
         token = _token(logits[r], sampling, r)
@@ -42,9 +43,8 @@ def draw(logits: F32, sampling: Sampling) -> Drawn:
             continue
         drawn.token[r] = token
         drawn.ok[r] = 1
-        wanted = int(sampling.logprobs[r])
-        if wanted >= 0:
-            _report(logits[r], token, wanted, drawn, r)
+        if sampling.logprobs[r] >= 0 or sampling.report_ids.size:
+            _report(logits[r], token, sampling, drawn, r)
     return drawn
 
 
@@ -117,13 +117,19 @@ def gumbel(seed: int, choice: int, position: int, ids: I64) -> F32:
     return (-np.log(-np.log(u))).astype(np.float32)
 
 
-def _report(raw: F32, token: int, wanted: int, drawn: Drawn, r: int) -> None:
-    """Write logprob and rank of `token` and the `wanted` most probable ids of row r, by the raw logits."""
+def _report(raw: F32, token: int, sampling: Sampling, drawn: Drawn, r: int) -> None:
+    """Write what row r asked to know, by the raw logits: logprob and rank of `token`, the most probable ids, and the
+    logprobs of `report_ids`."""
     values = raw.astype(np.float64)
     top = float(values.max())
-    logsumexp = top + float(np.log(np.exp(values - top).sum()))
-    drawn.logprob[r] = values[token] - logsumexp
-    drawn.rank[r] = 1 + np.count_nonzero(raw > raw[token]) + np.count_nonzero(raw[:token] == raw[token])
-    ids = np.argsort(-raw, kind="stable")[:wanted]
-    drawn.top_ids[r, : ids.size] = ids
-    drawn.top_logprobs[r, : ids.size] = values[ids] - logsumexp
+    logprobs = values - (top + float(np.log(np.exp(values - top).sum())))
+    wanted = int(sampling.logprobs[r])
+    if wanted >= 0:
+        drawn.logprob[r] = logprobs[token]
+        drawn.rank[r] = 1 + np.count_nonzero(raw > raw[token]) + np.count_nonzero(raw[:token] == raw[token])
+        ids = np.argsort(-raw, kind="stable")[:wanted]
+        drawn.top_ids[r, : ids.size] = ids
+        drawn.top_logprobs[r, : ids.size] = logprobs[ids]
+    if sampling.report_ids.size:
+        asked = slice(sampling.report_ptr[r], sampling.report_ptr[r + 1])
+        drawn.report_logprobs[asked] = logprobs[sampling.report_ids[asked]]

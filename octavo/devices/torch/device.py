@@ -1,0 +1,254 @@
+"""The contract in eager torch: each operation is a few whole-step tensor expressions.
+
+torch chooses the order of additions of a product by its shape, so this device does *not* give the same bits for a row
+whatever its batch, which the reference and the native CPU device do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.ops.check import check_batch, check_cache, check_copies, check_ids, check_parts, check_sampling
+from octavo.ops.contract import (
+    F32,
+    I32,
+    Activation,
+    AttentionShape,
+    BatchArrays,
+    BatchLimits,
+    Drawn,
+    KVSpec,
+    Rope,
+    Sampling,
+    Stored,
+)
+from octavo.ops.sampling import draw
+from octavo.quant import dense
+
+
+class TorchDevice:
+    """Eager torch on `place` ("cpu", "cuda", …). Weights are dense float32."""
+
+    name = "torch"
+
+    def __init__(self, place: str = "cpu") -> None:
+        self.place = torch.device(place)
+
+    def weight(self, parts: list[Stored]) -> TorchWeight:
+        check_parts(parts)
+        return TorchWeight(torch.cat([torch.from_numpy(dense(part)) for part in parts]).to(self.place))
+
+    def vector(self, values: F32) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.place)
+
+    def kv_cache(self, spec: KVSpec) -> TorchCache:
+        return TorchCache(spec, self.place)
+
+    def compile(self, body: Any, head: Any, limits: BatchLimits, cache: TorchCache) -> TorchModel:
+        """Keep both functions: they run anew each step."""
+        return TorchModel(body, head, limits, cache)
+
+
+class TorchWeight:
+    """`rows` is float32 [n_out, n_in]."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self.n_out, self.n_in = rows.shape
+
+
+class TorchCache:
+    """K and V of each layer: [block, token in block, KV head, head_dim] in the cache's type."""
+
+    def __init__(self, spec: KVSpec, place: torch.device) -> None:
+        check_cache(spec)
+        self.spec = spec
+        self.place = place
+        dtype = torch.float16 if spec.dtype == "float16" else torch.float32
+        shapes = [(spec.blocks[group], spec.block_size, spec.kv_heads, spec.head_dim) for group in spec.group_of]
+        self.k = [torch.zeros(shape, dtype=dtype, device=place) for shape in shapes]
+        self.v = [torch.zeros(shape, dtype=dtype, device=place) for shape in shapes]
+
+    def write(self, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k and v [T, G, d] at (block, token in block)."""
+        self.k[layer][blocks, offsets] = k.to(self.k[layer].dtype)
+        self.v[layer][blocks, offsets] = v.to(self.v[layer].dtype)
+
+    def read(self, layer: int, table: I32, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """K and V [G, end - first, d] in float32 at positions [first, end) of the sequence with block table `table`."""
+        group, size = self.spec.group_of[layer], self.spec.block_size
+        needed = table[first // size : -(-end // size)]
+        check_ids(f"tables[{group}]", needed, self.spec.blocks[group])
+        blocks = torch.from_numpy(needed.astype(np.int64)).to(self.place)
+        skip = first % size
+        k, v = (pages[layer][blocks].flatten(0, 1)[skip : skip + end - first] for pages in (self.k, self.v))
+        return k.transpose(0, 1).float(), v.transpose(0, 1).float()
+
+
+class TorchBatch(NamedTuple):
+    """A step as the operations see it: the arrays on the host, and what they index with on the device."""
+
+    arrays: BatchArrays
+    cache: TorchCache
+    tokens: Tensor
+    positions: Tensor
+    rows: Tensor
+    written: tuple[tuple[Tensor, Tensor], ...]
+    """Per KV group (block, token in block) that each token's K and V go to."""
+
+
+class TorchModel:
+    """A body and a head, run eagerly."""
+
+    def __init__(self, body: Any, head: Any, limits: BatchLimits, cache: TorchCache) -> None:
+        self.body = body
+        self.head = head
+        self.limits = limits
+        self.cache = cache
+        self.ops = TorchOps()
+
+    def run(self, batch: BatchArrays, sampling: Sampling) -> Drawn:
+        logits = self.raw_logits(batch)
+        check_sampling(sampling, logits.shape[0], logits.shape[1])
+        return draw(logits, sampling)
+
+    def raw_logits(self, batch: BatchArrays) -> F32:
+        # The size of the vocabulary is the embedding's; `embed` checks the ids, before anything is written.
+        check_batch(batch, self.limits, self.cache.spec, vocab=np.iinfo(np.int32).max)
+        with torch.inference_mode():
+            logits: Tensor = self.head(self.ops, self.body(self.ops, self._batch(batch)))
+            host: F32 = logits.cpu().numpy()
+        return host
+
+    def _batch(self, batch: BatchArrays) -> TorchBatch:
+        def indices(values: I32) -> Tensor:
+            return torch.from_numpy(values.astype(np.int64)).to(self.cache.place)
+
+        size = self.cache.spec.block_size
+        owner = np.repeat(batch.slots, np.diff(batch.starts))
+        offsets = indices(batch.positions % size)
+        written = tuple((indices(table[owner, batch.positions // size]), offsets) for table in batch.tables)
+        return TorchBatch(
+            batch, self.cache, indices(batch.tokens), indices(batch.positions), indices(batch.rows), written
+        )
+
+    def copy_blocks(self, group: int, pairs: I32) -> None:
+        check_copies(pairs, group, self.cache.spec)
+        for layer, layer_group in enumerate(self.cache.spec.group_of):
+            if layer_group == group:
+                for source, destination in pairs.tolist():
+                    self.cache.k[layer][destination] = self.cache.k[layer][source]
+                    self.cache.v[layer][destination] = self.cache.v[layer][source]
+
+
+class TorchOps:
+    """The operations. Shapes and meaning of each are in `octavo.ops.contract.Ops`."""
+
+    def embed(self, batch: Any, table: Any, scale: float) -> Tensor:
+        check_ids("tokens", batch.arrays.tokens, table.n_out)
+        return _tensor(table.rows[batch.tokens] * scale)
+
+    def rotary(self, batch: Any, rope: Rope) -> Tensor:
+        inverse = torch.tensor(rope.inv_freq, dtype=torch.float32, device=batch.positions.device)
+        angles = (batch.positions.float()[:, None] * inverse).double()
+        return torch.cat([angles.cos(), angles.sin()], dim=1).float() * rope.scale
+
+    def norm(self, x: Any, weight: Any, eps: float, residual: Any = None) -> Tensor:
+        out = _rms_norm(x, weight, eps)
+        return out if residual is None else out + _tensor(residual)
+
+    def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Tensor:
+        out = functional.linear(x, weight.rows, bias)
+        return out if residual is None else out + _tensor(residual)
+
+    def gated(self, x: Any, weight: Any, activation: Activation) -> Tensor:
+        gate, up = functional.linear(x, weight.rows).chunk(2, dim=1)
+        return _activate(gate, activation) * up
+
+    def store_kv(
+        self,
+        batch: Any,
+        qkv: Any,
+        rotary: Any,
+        shape: AttentionShape,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+        q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads], dim=1)
+        if q_norm is not None:
+            q = _rms_norm(q, q_norm, eps)
+        if k_norm is not None:
+            k = _rms_norm(k, k_norm, eps)
+        if rotary is not None:
+            q, k = _rotate(q, rotary), _rotate(k, rotary)
+        batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
+        return _tensor(q.flatten(1))
+
+    def attend(self, batch: Any, q: Any, shape: AttentionShape) -> Tensor:
+        out = torch.empty_like(q)
+        starts = batch.arrays.starts.tolist()
+        for slot, start, end in zip(batch.arrays.slots.tolist(), starts[:-1], starts[1:], strict=True):
+            positions = batch.positions[start:end]
+            last = int(batch.arrays.positions[end - 1])
+            window = shape.window or last + 1
+            first = max(0, int(batch.arrays.positions[start]) - window + 1)
+            k, v = batch.cache.read(shape.layer, batch.arrays.tables[shape.group][slot], first, last + 1)
+            keys = torch.arange(first, last + 1, device=q.device)
+            seen = (keys <= positions[:, None]) & (keys > positions[:, None] - window)
+            out[start:end] = _attend(q[start:end], k, v, seen, shape)
+        return out
+
+    def gather(self, batch: Any, x: Any) -> Tensor:
+        return _tensor(x[batch.rows])
+
+    def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0) -> Tensor:
+        out = functional.linear(x, weight.rows) * scale
+        return softcap * torch.tanh(out / softcap) if softcap > 0 else out
+
+
+def _tensor(x: Any) -> Tensor:
+    """`x`, which is a tensor already, as the type checker should know it."""
+    out: Tensor = x
+    return out
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last axis."""
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _activate(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "silu":
+        return functional.silu(x)
+    if activation == "gelu_tanh":
+        return functional.gelu(x, approximate="tanh")
+    if activation == "gelu":
+        return functional.gelu(x)
+    if activation == "relu":
+        return functional.relu(x)
+    raise ValueError(f"unknown activation {activation!r}; there are silu, gelu_tanh, gelu and relu")
+
+
+def _rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Turn the pairs (i, i + n/2) of the first n values of every head of `x` [T, heads, d]; n = width of `rotary`."""
+    cos, sin = rotary[:, None, :].chunk(2, dim=2)
+    half = cos.shape[2]
+    a, b, rest = x.tensor_split([half, 2 * half], dim=2)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, shape: AttentionShape) -> Tensor:
+    """q [t, H d] over k and v [G, n, d]; `seen` [t, n] says which keys each query sees."""
+    queries = q.view(q.shape[0], shape.kv_heads, -1, shape.head_dim)  # head h reads KV head h // (H/G)
+    scores = torch.einsum("tghd,gnd->ghtn", queries * shape.scale, k)
+    if shape.softcap > 0:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    return torch.einsum("ghtn,gnd->tghd", weights, v).flatten(1)
