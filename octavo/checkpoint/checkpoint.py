@@ -1,0 +1,124 @@
+"""A checkpoint: what a model loader asks, whatever the files look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.tensor import Tensor
+from octavo.ops.contract import Stored
+from octavo.quant import KINDS, dense, row_bytes
+
+Style = Literal["hf", "gguf"]
+Number = TypeVar("Number", bound=np.generic)
+
+
+class Checkpoint:
+    """Configuration and tensors of a model, under Hugging Face names, in files that are mapped and read on demand.
+
+    `style` says which conventions the *values* follow where the two differ: Gemma's norm weights w mean (1 + w) in
+    Hugging Face files, while GGUF files hold 1 + w. Nothing else differs: rows of q and k are in Hugging Face order.
+    Use as a context manager, or `close()`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        style: Style,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        tensors: Mapping[str, Tensor],
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        self.path = path
+        self.style: Style = style
+        self.config = config
+        """The content of config.json, or what a GGUF file's metadata says in its words."""
+        self.generation_config = generation_config
+        """The content of generation_config.json; {} when there is none."""
+        self.metadata = metadata
+        """GGUF only: the file's own keys and values; arrays of numbers are numpy arrays."""
+        self._tensors = dict(tensors)
+
+    def names(self) -> set[str]:
+        """Names of all tensors. GGUF tensors without a Hugging Face name keep their own."""
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in elements; of a matrix [n_out, n_in]. Raises CheckpointError when there is no such tensor."""
+        return self._tensor(name).shape
+
+    def kind(self, name: str) -> str:
+        """Format of a tensor: a name of `octavo.quant`, or another type's name ("I64") that cannot be read here."""
+        return self._tensor(name).kind
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes that a tensor takes in its file."""
+        return self._tensor(name).data.nbytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.data.nbytes for tensor in self._tensors.values())
+
+    def stored(self, name: str) -> Stored:
+        """A matrix [n_out, n_in] in its format: a read-only view of the file, not necessarily aligned.
+
+        Only where a GGUF file has the rows of q and k in another order are they copied, into Hugging Face order.
+        Raises CheckpointError when the tensor is absent, not a matrix, or of a type that is no weight format.
+        """
+        tensor = self._readable(name)
+        if len(tensor.shape) != 2:
+            raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a matrix was "
+                                  f"expected. Check that config.json and the weights belong together.")
+        n_out, n_in = tensor.shape
+        data = tensor.data.reshape(n_out, row_bytes(tensor.kind, n_in))
+        return Stored(tensor.kind, n_out, n_in, _unpaired(data, tensor.paired_heads))
+
+    def vector(self, name: str) -> npt.NDArray[np.float32]:
+        """A vector as a new float32 array [n]. Raises CheckpointError as `stored` does."""
+        tensor = self._readable(name)
+        if len(tensor.shape) != 1:
+            raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a vector was "
+                                  f"expected. Check that config.json and the weights belong together.")
+        values = dense(Stored(tensor.kind, 1, tensor.shape[0], tensor.data.reshape(1, -1)))[0]
+        return _unpaired(values, tensor.paired_heads)
+
+    def close(self) -> None:
+        """Let go of the files. Matrices already handed out stay valid: a file is unmapped with its last view."""
+        self._tensors.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self.path} has no tensor {name!r}.") from None
+
+    def _readable(self, name: str) -> Tensor:
+        tensor = self._tensor(name)
+        if tensor.kind not in KINDS:
+            raise CheckpointError(f"{tensor.file}: tensor {name!r} has the type {tensor.kind}; weights can be read as "
+                                  f"{', '.join(KINDS)}. Convert the model to bfloat16.")
+        return tensor
+
+
+def _unpaired(rows: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
+    """Rows (0, d/2, 1, d/2 + 1, …) of each head back into the order 0, 1, 2, …; `heads` 0 means they are."""
+    if not heads:
+        return rows
+    n = len(rows)
+    return rows.reshape(heads, n // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,79 @@
+"""Hugging Face folders: config.json beside safetensors files, or beside PyTorch's .bin files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoint.checkpoint import Checkpoint
+from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.multimodal import text_model
+from octavo.checkpoint.pickled import read_bin
+from octavo.checkpoint.safetensors import read_safetensors
+from octavo.checkpoint.tensor import Tensor
+
+_MAX_JSON = 200_000_000
+"""Bytes; an index of 10^6 tensors has 100 MB."""
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """Read the configuration and the headers of the weight files. Raises CheckpointError."""
+    config = read_json(folder / "config.json", "Is this the folder of a Hugging Face model?")
+    generation = folder / "generation_config.json"
+    generation_config = read_json(generation, "") if generation.exists() else {}
+    config, tensors = text_model(config, _weights(folder))
+    return Checkpoint(folder, "hf", config, generation_config, tensors)
+
+
+def read_json(path: Path, hint: str) -> dict[str, Any]:
+    """A file that holds one JSON object; `hint` is said when it is absent."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too large to be right.")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist. {hint}".rstrip()) from None
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from e
+    except (ValueError, RecursionError) as e:
+        if isinstance(e, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is not JSON ({e}). Correct it, or download it again.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(content).__name__}.")
+    return content
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the first of the usual names that is there; files that no index names are never read."""
+    for stem, ending, read in (("model", ".safetensors", read_safetensors), ("pytorch_model", ".bin", read_bin)):
+        single, index = folder / f"{stem}{ending}", folder / f"{stem}{ending}.index.json"
+        if single.exists():
+            return read(single)
+        if index.exists():
+            return _sharded(index, read)
+    raise CheckpointError(
+        f"{folder} has no weights: none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, "
+        f"pytorch_model.bin.index.json is there. Complete the download."
+    )
+
+
+def _sharded(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors an index lists, each from the file it names."""
+    where = read_json(index, "").get("weight_map")
+    if not isinstance(where, dict) or not where or not all(isinstance(file, str) for file in where.values()):
+        raise CheckpointError(f"{index} has no weight_map that names a file for each tensor. Download it again.")
+    files: dict[str, dict[str, Tensor]] = {}
+    for file in sorted(set(where.values())):
+        if Path(file).name != file:
+            raise CheckpointError(f"{index} names {file!r}, which is not a file of its folder.")
+        if not (index.parent / file).exists():
+            raise CheckpointError(f"{index} lists {file}, which is not in the folder. Complete the download.")
+        files[file] = read(index.parent / file)
+    for name, file in where.items():
+        if name not in files[file]:
+            raise CheckpointError(f"{index} says that tensor {name!r} is in {file}, but it is not. Download both "
+                                  f"again.")
+    return {name: files[file][name] for name, file in where.items()}

@@ -1,0 +1,72 @@
+"""A tensor in a mapped file, and how files are mapped."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.checkpoint.errors import CheckpointError
+
+U8 = npt.NDArray[np.uint8]
+
+AGAIN = "Download the file again."
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies: `data` is a flat uint8 view of the mapped file, rows in order."""
+
+    kind: str
+    """A format of `octavo.quant`, or the file's own word for a type that cannot be read as a matrix ("I64")."""
+    shape: tuple[int, ...]
+    data: U8
+    file: Path
+    paired_heads: int = 0
+    """When > 0, the rows of each of that many heads lie as pairs (0, d/2, 1, d/2 + 1, …)."""
+
+
+def map_file(path: Path) -> U8:
+    """The bytes of a file as a read-only uint8 array; nothing is read until it is looked at.
+
+    The mapping lives as long as a view of it. Raises CheckpointError for a file that is absent, unreadable or empty,
+    and for the pointer that Git LFS leaves in place of a file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist.") from None
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from e
+    except ValueError:
+        raise CheckpointError(f"{path} is empty. {AGAIN}") from None
+    if data[:64].tobytes().startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path} is a Git LFS pointer, not the file itself. Run `git lfs pull` in its folder.")
+    return data
+
+
+def check_spans(path: Path, spans: Iterable[tuple[str, int, int]], size: int) -> None:
+    """Check that the byte spans (name, start, end) lie in [0, size) and do not overlap."""
+    before, last = 0, ""
+    for name, start, end in sorted(spans, key=lambda span: span[1:]):
+        if end > size:
+            raise CheckpointError(f"{path} is shorter than its header says: tensor {name!r} ends at byte {end:,} of "
+                                  f"the data, which has {size:,} bytes. {AGAIN}")
+        if start < before:
+            raise CheckpointError(f"{path} is broken: tensors {last!r} and {name!r} overlap. {AGAIN}")
+        before, last = end, name
+
+
+def number_of_elements(path: Path, name: str, shape: Iterable[object]) -> int:
+    """Product of a shape read from a file, which must hold whole numbers >= 0."""
+    sizes: list[int] = []
+    for n in shape:
+        if type(n) is not int or n < 0:
+            raise CheckpointError(f"{path} is broken: tensor {name!r} has the size {n!r}. {AGAIN}")
+        sizes.append(n)
+    return math.prod(sizes)
