@@ -1,0 +1,215 @@
+"""The composition root: from an `EngineConfig` to a running engine and to the text side of a server.
+
+The only module that imports every layer. The engine half (weights, device, scheduler) and the text half (tokenizer,
+template) are built apart, because a server runs them in two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.hub import locate
+from octavo.config import EngineConfig, cache_dir
+from octavo.devices import select_device
+from octavo.devices.memory import available_memory
+from octavo.engine import Engine, build_engine
+from octavo.info import ModelInfo
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import Decoder
+from octavo.models.registry import find
+from octavo.models.weights import load
+from octavo.ops.contract import Device
+from octavo.resolve import Resolved, activations, check_quantization, resolve
+from octavo.runtime.executor import Local
+from octavo.runtime.runner import Runner
+from octavo.text.request import RequestFactory
+from octavo.text.template import ChatTemplate, load_template
+from octavo.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], Any]
+"""Called as (what is being done, done, total)."""
+
+
+GENERATION_KEYS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Keys of generation_config.json that become sampling defaults, and our names for them."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text side of a model: what turns messages into token ids and back."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    eos_ids: tuple[int, ...]
+    """Every id that the checkpoint's config, its generation config or its tokenizer declares as an end."""
+    defaults: dict[str, Any]
+    """Sampling parameters in place of Octavo's own defaults."""
+
+    def factory(self, info: ModelInfo, config: EngineConfig) -> RequestFactory:
+        """What makes `Request`s for the engine that `info` describes."""
+        return RequestFactory(
+            self.tokenizer,
+            self.template,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_ids=self.eos_ids,
+            default_sampling=self.defaults,
+            max_logprobs=config.max_logprobs,
+        )
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model ready to answer in this process."""
+
+    engine: Engine
+    info: ModelInfo
+
+
+def find_model(config: EngineConfig) -> Path:
+    """Where the model's files are on this machine; downloads them where needed. Raises CheckpointError."""
+    return _locate(config, config.model, config.revision)
+
+
+def _locate(config: EngineConfig, name: str, revision: str | None) -> Path:
+    return locate(
+        name,
+        revision=revision,
+        hf_token=config.hf_token,
+        download_dir=Path(config.download_dir) if config.download_dir else None,
+        cache_dir=cache_dir(),
+    )
+
+
+def build_text(config: EngineConfig) -> Text:
+    """Tokenizer, chat template and generation defaults of the model; reads no weights."""
+    with open_checkpoint(find_model(config)) as checkpoint:
+        tokenizer = _own_tokenizer(config) if config.tokenizer else _tokenizer(checkpoint)
+        source = load_template(config.chat_template) if config.chat_template else tokenizer.chat_template
+        template = ChatTemplate(source, tokenizer) if source else None
+        generation = _generation(config, checkpoint)
+        declared = [checkpoint.config.get("eos_token_id"), generation.get("eos_token_id"), tokenizer.eos_id]
+    eos = dict.fromkeys(i for ids in declared for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
+    defaults = {ours: generation[key] for key, ours in GENERATION_KEYS.items() if generation.get(key) is not None}
+    return Text(tokenizer, template, tuple(eos), defaults)
+
+
+def _own_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The one that --tokenizer names: a repository, a folder, or a GGUF file."""
+    assert config.tokenizer is not None
+    path = _locate(config, config.tokenizer, config.tokenizer_revision)
+    if path.suffix == ".gguf":
+        with open_checkpoint(path) as checkpoint:
+            return _tokenizer(checkpoint)
+    return Tokenizer.from_folder(path)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    if checkpoint.metadata is not None:
+        return Tokenizer.from_gguf(checkpoint.metadata)
+    return Tokenizer.from_folder(checkpoint.path)
+
+
+def _generation(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The generation config the user chose, with overrides; an override of one key keeps the others."""
+    chosen = config.generation_config
+    if chosen == "auto":
+        out = dict(checkpoint.generation_config)
+    elif chosen == "vllm":
+        out = {k: v for k, v in checkpoint.generation_config.items() if k == "eos_token_id"}
+    else:
+        file = Path(chosen) / "generation_config.json" if Path(chosen).is_dir() else Path(chosen)
+        try:
+            out = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--generation-config {chosen}: cannot read {file}: {error}") from None
+    return {**out, **config.override_generation_config}
+
+
+def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
+    """Load the model and make its engine. Raises ValueError (of the kind at fault) with one clear sentence."""
+    began = time.perf_counter()
+    path = find_model(config)
+    with open_checkpoint(path) as checkpoint:
+        name, architecture = find(checkpoint.config)
+        model_config = ModelConfig.read(checkpoint.config, name)
+        kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) == 2)
+        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
+        check_quantization(config.quantization, method, kinds)
+        activation_type, why = activations(config, kinds)
+        device = select_device(config.device, config.threads, activation_type)
+        free, source = available_memory()
+        layout = architecture.make(model_config, model_config.max_position_embeddings)
+        free -= checkpoint.total_bytes
+        resolved = resolve(config, model_config, layout.groups, max(free, 0), source)
+        model = architecture.make(model_config, resolved.max_model_len)
+        load(
+            model, checkpoint, architecture.names, device, architecture.ignore,
+            partial(on_progress, "loading weights") if on_progress else None,
+        )
+        notes = (
+            f"{name}, {model_config.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
+            f"{'/'.join(sorted(kinds))} weights",
+            *device.notes,
+            why,
+            *resolved.notes,
+        )
+        info = _info(config, path, name, model_config, resolved, checkpoint.total_bytes, device.name)
+    engine = _engine(config, model, device, resolved)
+    info.notes = [*notes, f"ready in {time.perf_counter() - began:.1f} s"]
+    return Built(engine, info)
+
+
+def _engine(config: EngineConfig, model: Decoder, device: Device, resolved: Resolved) -> Engine:
+    cache = device.kv_cache(resolved.kv)
+    compiled = device.compile(model.body, model.head, resolved.limits, cache)
+    runner = Runner(compiled, resolved.limits, len(model.groups), config.block_size, model.config.vocab_size)
+    return build_engine(
+        Local(runner),
+        groups=model.groups,
+        blocks=resolved.kv.blocks,
+        block_size=config.block_size,
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        depth=config.depth,
+    )
+
+
+def _info(
+    config: EngineConfig, path: Path, architecture: str, model: ModelConfig, resolved: Resolved, weight_bytes: int,
+    device: str,
+) -> ModelInfo:
+    spec = resolved.kv
+    return ModelInfo(
+        model=config.model,
+        path=str(path),
+        architecture=architecture,
+        max_model_len=resolved.max_model_len,
+        vocab_size=model.vocab_size,
+        block_size=spec.block_size,
+        kv_blocks=list(spec.blocks),
+        kv_bytes=resolved.kv_bytes,
+        kv_dtype=spec.dtype,
+        weight_bytes=weight_bytes,
+        quantization=config.quantization,
+        device=device,
+        created=int(time.time()),
+    )

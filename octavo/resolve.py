@@ -1,0 +1,188 @@
+"""From what the user said and what the checkpoint is to what will run: pure, and every decision explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.config import ConfigError, EngineConfig
+from octavo.models.config import ModelConfig
+from octavo.ops.contract import BatchLimits, KVSpec
+from octavo.types import KVGroup
+
+KV_SHARE = 0.25
+"""Part of the free memory that the KV cache may take when the user names no size."""
+
+ITEM_BYTES = {"float32": 4, "float16": 2}
+QUANTIZED_4_TO_6 = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The frozen numbers of a running engine."""
+
+    max_model_len: int
+    kv: KVSpec
+    limits: BatchLimits
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_bytes: int
+    notes: tuple[str, ...]
+    """One sentence per decision, for start-up to print."""
+
+
+def check_quantization(asked: str | None, checkpoint_says: str | None, kinds: frozenset[str]) -> None:
+    """Refuse a `--quantization` that the checkpoint is not stored in.
+
+    `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices.
+    Raises ConfigError with the ways out.
+    """
+    is_gguf = any(k[0] == "Q" for k in kinds)
+    found = checkpoint_says or ("gguf" if is_gguf else None)
+    if checkpoint_says is not None:
+        raise ConfigError(
+            f"the checkpoint is quantized with {checkpoint_says!r}, which this version cannot run yet; use the "
+            "unquantized model or a GGUF file of it"
+        )
+    if asked is None or asked == found or (asked == "gguf" and is_gguf):
+        return
+    if found is None:
+        raise ConfigError(
+            f"--quantization {asked} was asked for, but the checkpoint holds plain {'/'.join(sorted(kinds))} values. "
+            f"Either drop --quantization to serve it as it is, or point --model at a checkpoint that was quantized "
+            f"with {asked}"
+        )
+    raise ConfigError(f"--quantization {asked} was asked for, but the checkpoint is {found}: drop the flag")
+
+
+def activations(config: EngineConfig, kinds: frozenset[str]) -> tuple[str, str]:
+    """(activation type of matrix products, the sentence that explains it)."""
+    if config.cpu_activations != "auto":
+        return config.cpu_activations, f"activations {config.cpu_activations} as asked"
+    if config.dtype in ("float", "float32"):
+        return "float32", "activations float32 because of --dtype float32"
+    if kinds & QUANTIZED_4_TO_6:
+        return "int8", "activations int8 because the weights have 4 to 6 bits (--cpu-activations float32 is exact)"
+    if "Q8_0" in kinds:
+        return "int16", "activations int16 because the weights have 8 bits"
+    return "float32", "activations float32 because the weights are not quantized"
+
+
+def resolve(
+    config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], available: int, source: str
+) -> Resolved:
+    """Sizes of everything.
+
+    `available`: bytes of memory free for the KV cache, and `source` where that number comes from. Raises ConfigError
+    when what was asked cannot fit, with the numbers.
+    """
+    notes: list[str] = []
+    native = model.max_position_embeddings
+    asked = config.max_model_len
+    if asked is not None and asked > native:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the {native} positions the model was trained for; ask for at most "
+            f"{native}"
+        )
+    wanted = native if asked is None or asked < 0 else asked
+    dtype = config.kv_cache_dtype
+    if dtype == "auto":
+        dtype = "float32" if config.dtype in ("float", "float32") else "float16"
+    sizes = _Sizes(config, model, groups, ITEM_BYTES[dtype])
+    budget, why = _budget(config, sizes, wanted, available, source)
+    length = wanted
+    if sizes.sequence(wanted) > budget and config.num_gpu_blocks_override is None:
+        length = sizes.longest(budget, wanted)
+        if asked is not None and asked > 0:
+            raise ConfigError(
+                f"one sequence of --max-model-len {asked} needs {_mib(sizes.sequence(asked))} of KV cache, but only "
+                f"{_mib(budget)} are there ({why}): ask for at most {length}, or raise --kv-cache-memory-bytes"
+            )
+        if length < 1:
+            raise ConfigError(f"the KV cache has only {_mib(budget)} ({why}): not enough for one block")
+        notes.append(f"max_model_len {length} instead of the model's {wanted}, to fit the KV cache")
+    blocks = sizes.blocks(budget, length)
+    spec = KVSpec(model.layers, model.kv_heads, model.head_dim, dtype, config.block_size, blocks, sizes.group_of)
+    tokens = blocks[0] * config.block_size
+    notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}: {tokens} tokens ({why})")
+    notes.insert(0, f"context {length} tokens, up to {config.max_num_seqs} sequences at once")
+    return Resolved(
+        max_model_len=length,
+        kv=spec,
+        limits=BatchLimits(
+            tokens=config.max_num_batched_tokens,
+            sequences=config.max_num_seqs * config.depth,
+            rows=config.max_num_batched_tokens,
+            max_model_len=length,
+        ),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_bytes=sizes.bytes(blocks),
+        notes=tuple(notes),
+    )
+
+
+class _Sizes:
+    """Block arithmetic: what sequences of a length need of each KV group."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], item: int):
+        self.config = config
+        self.size = config.block_size
+        self.groups = groups
+        layer = 2 * model.kv_heads * model.head_dim * item * self.size
+        self.block_bytes = [len(g.layers) * layer for g in groups]
+        group_of = [0] * model.layers
+        for index, g in enumerate(groups):
+            for i in g.layers:
+                group_of[i] = index
+        self.group_of = tuple(group_of)
+
+    def needs(self, length: int) -> list[int]:
+        """Blocks per group of one sequence of `length` tokens: a windowed group holds the window and one step."""
+        out = []
+        for g in self.groups:
+            held = length
+            if g.window:
+                held = min(length, g.window + self.config.max_num_batched_tokens + self.size)
+            out.append(-(-held // self.size) + 1)      # one more: the copy of a shared tail
+        return out
+
+    def bytes(self, blocks: Sequence[int]) -> int:
+        return sum(n * b for n, b in zip(blocks, self.block_bytes, strict=True))
+
+    def sequence(self, length: int) -> int:
+        return self.bytes(self.needs(length))
+
+    def longest(self, budget: int, most: int) -> int:
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.sequence(middle) <= budget else (low, middle - 1)
+        return low
+
+    def blocks(self, budget: int, length: int) -> tuple[int, ...]:
+        """Blocks per group: as many whole sequences as fit, the same share for every group."""
+        one = self.needs(length)
+        if self.config.num_gpu_blocks_override is not None:
+            return (self.config.num_gpu_blocks_override,) * len(one)
+        share = budget / self.bytes(one)
+        return tuple(max(n, int(n * share)) for n in one)
+
+
+def _budget(config: EngineConfig, sizes: _Sizes, length: int, available: int, source: str) -> tuple[int, str]:
+    if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes > available:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes asks for {_mib(config.kv_cache_memory_bytes)}, but only {_mib(available)} "
+                f"are {source}"
+            )
+        return config.kv_cache_memory_bytes, "as asked"
+    full = config.max_num_seqs * sizes.sequence(length)
+    share = int(available * KV_SHARE)
+    if full <= share:
+        return full, f"{config.max_num_seqs} sequences of {length} tokens"
+    return share, f"{KV_SHARE:.0%} of the {_mib(available)} {source}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
