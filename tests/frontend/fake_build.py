@@ -1,0 +1,100 @@
+"""Engines without a model, for the tests of the transports: tokens are a function of prompt and position."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from octavo.config import EngineConfig
+from octavo.info import ModelInfo
+from octavo.types import Delta, EngineStats, Request
+
+
+def expected(request: Request, choice: int = 0) -> list[int]:
+    """The tokens `ScriptedEngine` gives a choice that nobody aborts."""
+    return [(sum(request.prompt) * 31 + choice * 7 + i * i) % 1000 for i in range(request.max_tokens)]
+
+
+@dataclass
+class ScriptedEngine:
+    """One token per choice and step; a step takes `pause` seconds; step number `fail_at` raises."""
+
+    pause: float = 0.0
+    fail_at: int | None = None
+    live: dict[str, tuple[Request, dict[int, int]]] = field(default_factory=dict)
+    """Per request, the tokens given so far by choice."""
+    steps: int = 0
+    given: int = 0
+    closed: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not self.live
+
+    def add(self, request: Request) -> None:
+        if request.id in self.live:
+            raise ValueError(f"request id {request.id} is in use")
+        if len(request.prompt) > 100:
+            raise ValueError("the prompt is longer than 100 tokens")
+        self.live[request.id] = (request, dict.fromkeys(range(request.n), 0))
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        if request_id in self.live:
+            left = self.live[request_id][1]
+            left.pop(choice, None) if choice is not None else left.clear()
+            if not left:
+                del self.live[request_id]
+
+    def step(self) -> list[Delta]:
+        self.steps += 1
+        if self.steps == self.fail_at:
+            raise RuntimeError("the step went wrong")
+        time.sleep(self.pause)
+        deltas = []
+        for request, done in list(self.live.values()):
+            for choice, at in list(done.items()):
+                done[choice] += 1
+                last = done[choice] == request.max_tokens
+                deltas.append(Delta(request.id, choice, start=at, tokens=[expected(request, choice)[at]],
+                                    finish="length" if last else None))
+                if last:
+                    self.abort(request.id, choice)
+        self.given += len(deltas)
+        return deltas
+
+    def stats(self) -> EngineStats:
+        return EngineStats(running=len(self.live), steps=self.steps, generation_tokens=self.given)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Scripted:
+    engine: ScriptedEngine
+    info: ModelInfo
+
+
+def fast(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+    on_progress("reading weights")
+    return Scripted(ScriptedEngine(), ModelInfo(model=config.model, max_model_len=config.max_model_len or 128,
+                                                vocab_size=1000))
+
+
+def slow(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+    return Scripted(ScriptedEngine(pause=0.005), fast(config, on_progress).info)
+
+
+def failing(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+    return Scripted(ScriptedEngine(pause=0.005, fail_at=20), fast(config, on_progress).info)
+
+
+def broken(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+    raise ValueError(f"no such model: {config.model}")
+
+
+def hanging(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+    on_progress("reading weights")
+    while True:
+        time.sleep(1)

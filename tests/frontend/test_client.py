@@ -1,0 +1,268 @@
+"""Both transports: right tokens, refusals, aborts, and a dead engine that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fake_build import ScriptedEngine, expected, failing, fast, slow
+
+import octavo.client
+from octavo.client import EngineUnavailable, InProcess, Process, RequestRejected
+from octavo.config import EngineConfig
+from octavo.sampling_params import SamplingParams
+from octavo.types import Delta, Request
+
+CONFIG = EngineConfig(model="scripted", max_model_len=4096)
+FOREVER = 100_000
+
+Client = InProcess | Process
+
+
+def request(name: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 5, n: int = 1) -> Request:
+    return Request(id=name, prompt=prompt, sampling=SamplingParams(n=n), seed=1, max_tokens=max_tokens, n=n)
+
+
+async def tokens(client: Client, asked: Request) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {choice: [] for choice in range(asked.n)}
+    async for delta in client.generate(asked):
+        assert delta.start == len(found[delta.choice])
+        found[delta.choice] += delta.tokens
+    return found
+
+
+async def ends(client: Client, asked: Request) -> list[Delta]:
+    return [delta async for delta in client.generate(asked) if delta.finish is not None]
+
+
+async def until(done: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition; the test fails when it takes ten seconds."""
+    async with asyncio.timeout(10) if sys.version_info >= (3, 11) else _no_limit():
+        while not await done():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def _no_limit() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.fixture(autouse=True)
+def builders_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [str(Path(__file__).parent), str(Path(octavo.client.__file__).parents[1])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def make(kind: str, builder: Callable[..., object]) -> Client:
+    if kind == "thread":
+        return InProcess(lambda: builder(CONFIG, lambda text: None))  # type: ignore[arg-type, return-value]
+    return Process(CONFIG, f"fake_build:{builder.__name__}")
+
+
+@asynccontextmanager
+async def started(kind: str, builder: Callable[..., object]) -> AsyncIterator[Client]:
+    client = make(kind, builder)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+both = pytest.mark.parametrize("kind", ["thread", "process"])
+
+
+@both
+def test_info_and_tokens(kind: str) -> None:
+    async def main() -> None:
+        client = make(kind, fast)
+        assert client.status.state == "loading"
+        with pytest.raises(EngineUnavailable, match="still loading"):
+            await tokens(client, request("early"))
+        info = await client.start()
+        assert (info.model, info.max_model_len, info.vocab_size) == ("scripted", 4096, 1000)
+        assert client.status.state == "ready"
+        asked = request("a", n=3)
+        assert await tokens(client, asked) == {choice: expected(asked, choice) for choice in range(3)}
+        stats = await client.stats()
+        assert (stats.running, stats.generation_tokens) == (0, 15)
+        await client.close()
+        await client.close()
+
+    asyncio.run(main())
+
+
+@both
+def test_a_hundred_streams_at_once(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, fast) as client:
+            asked = [request(f"r{i}", prompt=(i, i + 1), max_tokens=20 + i % 7) for i in range(100)]
+            found = await asyncio.gather(*(tokens(client, one) for one in asked))
+            assert found == [{0: expected(one)} for one in asked]
+
+    asyncio.run(main())
+
+
+@both
+def test_rejected_requests_leave_others_alone(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, slow) as client:
+            first = request("same", max_tokens=40)
+            running = asyncio.create_task(tokens(client, first))
+            await asyncio.sleep(0)
+            with pytest.raises(RequestRejected, match="'same' is in use"):
+                await tokens(client, request("same", prompt=(9,)))
+            with pytest.raises(RequestRejected, match="longer than 100"):
+                await tokens(client, request("long", prompt=(1,) * 101))
+            assert await running == {0: expected(first)}
+            assert await tokens(client, request("same")) == {0: expected(request("same"))}
+
+    asyncio.run(main())
+
+
+@both
+def test_a_cancelled_iterator_aborts(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, slow) as client:
+            task = asyncio.create_task(tokens(client, request("gone", max_tokens=FOREVER, n=4)))
+            closed = client.generate(request("closed", max_tokens=FOREVER))
+            await closed.__anext__()
+            assert (await client.stats()).running == 2
+            task.cancel()
+            await closed.aclose()  # type: ignore[attr-defined]
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+            async def nothing_runs() -> bool:
+                return (await client.stats()).running == 0
+
+            await until(nothing_runs)
+            again = request("gone")
+            assert await tokens(client, again) == {0: expected(again)}
+
+    asyncio.run(main())
+
+
+@both
+def test_abort_of_one_choice_and_of_all(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, slow) as client:
+            stream = client.generate(request("a", max_tokens=FOREVER, n=2))
+            await stream.__anext__()
+            await client.abort("a", 1)
+            await client.abort("a", 1)
+            await client.abort("unknown")
+            seen = [await stream.__anext__() for _ in range(8)]
+            assert [d.finish for d in seen if d.choice == 1][-1] == "abort"
+            assert not any(d.finish for d in seen if d.choice == 0)
+            await client.abort("a")
+            rest = [delta async for delta in stream]
+            assert (rest[-1].choice, rest[-1].finish) == (0, "abort")
+            assert all(delta.choice == 0 for delta in rest)
+            assert (await client.stats()).running == 0
+
+    asyncio.run(main())
+
+
+@both
+def test_a_failing_step_ends_every_request(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, failing) as client:
+            found = await asyncio.gather(*(ends(client, request(f"r{i}", max_tokens=FOREVER, n=2)) for i in range(3)))
+            for deltas in found:
+                assert sorted(d.choice for d in deltas) == [0, 1]
+                assert all(d.finish == "error" and "the step went wrong" in (d.error or "") for d in deltas)
+            assert client.status.state == "dead"
+            assert "the step went wrong" in client.status.reason
+            with pytest.raises(EngineUnavailable, match="the step went wrong"):
+                await tokens(client, request("late"))
+            with pytest.raises(EngineUnavailable):
+                await client.stats()
+
+    asyncio.run(main())
+
+
+def test_a_killed_process_ends_every_request() -> None:
+    async def main() -> None:
+        async with started("process", slow) as client:
+            assert isinstance(client, Process) and client.pid is not None
+            running = [asyncio.create_task(ends(client, request(f"r{i}", max_tokens=FOREVER))) for i in range(5)]
+
+            async def all_run() -> bool:
+                return (await client.stats()).running == 5
+
+            await until(all_run)
+            os.kill(client.pid, signal.SIGKILL)
+            found = await asyncio.wait_for(asyncio.gather(*running), timeout=10)
+            assert [[(d.finish, "SIGKILL" in (d.error or "")) for d in deltas] for deltas in found] == [
+                [("error", True)]] * 5
+            assert client.status.state == "dead" and "SIGKILL" in client.status.reason
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_close_aborts_what_runs(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, slow) as client:
+            running = asyncio.create_task(ends(client, request("a", max_tokens=FOREVER)))
+            await asyncio.sleep(0.05)
+            await client.close()
+            assert [d.finish for d in await running] == ["abort"]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_load_says_why_in_one_line() -> None:
+    async def main() -> None:
+        client = Process(CONFIG, "fake_build:broken")
+        with pytest.raises(EngineUnavailable, match="^no such model: scripted$"):
+            await client.start()
+        assert client.status == ("dead", "no such model: scripted")
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_start_leaves_no_process() -> None:
+    async def main() -> None:
+        client = Process(CONFIG, "fake_build:hanging")
+        starting = asyncio.create_task(client.start())
+
+        async def reads_weights() -> bool:
+            return client.status.reason == "reading weights"
+
+        await until(reads_weights)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGINT)
+        os.kill(client.pid, signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        assert client.status.state == "loading"
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        with pytest.raises(ProcessLookupError):
+            os.kill(client.pid, 0)
+
+    asyncio.run(main())
+
+
+def test_the_thread_closes_its_engine() -> None:
+    engine = ScriptedEngine()
+
+    async def main() -> None:
+        built = fast(CONFIG, lambda text: None)
+        built.engine = engine
+        client = InProcess(lambda: built)
+        await client.start()
+        assert await tokens(client, request("a")) == {0: expected(request("a"))}
+        await client.close()
+
+    asyncio.run(main())
+    assert engine.closed
+    assert engine.steps == 5
