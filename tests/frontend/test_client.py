@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fake_build import ScriptedEngine, expected, failing, fast, slow
 
 import octavo.client
 from octavo.client import EngineUnavailable, InProcess, Process, RequestRejected
 from octavo.config import EngineConfig
 from octavo.sampling_params import SamplingParams
 from octavo.types import Delta, Request
+from tests.frontend.fake_build import ScriptedEngine, expected, failing, fast, slow
 
 CONFIG = EngineConfig(model="scripted", max_model_len=4096)
 FOREVER = 100_000
@@ -55,14 +55,14 @@ async def _no_limit() -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def builders_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [str(Path(__file__).parent), str(Path(octavo.client.__file__).parents[1])]
+    paths = [str(Path(__file__).parents[2]), str(Path(octavo.client.__file__).parents[1])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
 def make(kind: str, builder: Callable[..., object]) -> Client:
     if kind == "thread":
         return InProcess(lambda: builder(CONFIG, lambda text: None))  # type: ignore[arg-type, return-value]
-    return Process(CONFIG, f"fake_build:{builder.__name__}")
+    return Process(CONFIG, f"tests.frontend.fake_build:{builder.__name__}")
 
 
 @asynccontextmanager
@@ -221,7 +221,7 @@ def test_close_aborts_what_runs(kind: str) -> None:
 
 def test_a_model_that_cannot_load_says_why_in_one_line() -> None:
     async def main() -> None:
-        client = Process(CONFIG, "fake_build:broken")
+        client = Process(CONFIG, "tests.frontend.fake_build:broken")
         with pytest.raises(EngineUnavailable, match="^no such model: scripted$"):
             await client.start()
         assert client.status == ("dead", "no such model: scripted")
@@ -231,7 +231,7 @@ def test_a_model_that_cannot_load_says_why_in_one_line() -> None:
 
 def test_a_cancelled_start_leaves_no_process() -> None:
     async def main() -> None:
-        client = Process(CONFIG, "fake_build:hanging")
+        client = Process(CONFIG, "tests.frontend.fake_build:hanging")
         starting = asyncio.create_task(client.start())
 
         async def reads_weights() -> bool:

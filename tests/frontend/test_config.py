@@ -1,0 +1,200 @@
+"""Options from keywords and from the command line; what is not built says so, and nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import octavo
+from octavo.config import ConfigError, EngineConfig, add_flags, cache_dir, count, length, size
+from octavo.unbuilt import NO_MEANING, UNBUILT, keyword
+
+
+def parse(*arguments: str) -> EngineConfig:
+    parser = argparse.ArgumentParser(prog="serve", usage="serve", allow_abbrev=False)
+    add_flags(parser)
+    return EngineConfig.from_namespace(parser.parse_args(arguments), parser)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The sentence with which the command line refuses."""
+    with pytest.raises(SystemExit) as caught:
+        parse(*arguments)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2
+    return lines[1]
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_numbers_with_units() -> None:
+    assert [count(text) for text in ("7", "1k", "1K", "25.6k", "2m", " 3 ")] == [7, 1000, 1024, 25600, 2_000_000, 3]
+    assert [length(text) for text in ("auto", "-1", "AUTO", "4K")] == [-1, -1, -1, 4096]
+    assert [size(text) for text in ("100", "2G", "2GiB", "2gib", "2Gi", "2GB", "2g", "512MiB", "1.5K")] == [
+        100, 2**31, 2**31, 2**31, 2**31, 2 * 10**9, 2 * 10**9, 2**29, 1536]
+    for wrong in ("", "k", "1.5", "four", "1kk", "0x10", "1e3"):
+        with pytest.raises(ConfigError):
+            count(wrong)
+    for wrong in ("", "GiB", "2X", "1.0001", "-2G"):
+        with pytest.raises(ConfigError):
+            size(wrong)
+
+
+def test_the_command_line_without_flags_is_the_default() -> None:
+    assert parse() == EngineConfig()
+
+
+def test_flags_reach_their_fields() -> None:
+    config = parse(
+        "--model", "m", "--served-model-name", "a", "b", "-q", "awq", "--max-model-len", "4K", "--max-num-seqs", "4",
+        "--max-num-batched-tokens", "1k", "--block-size", "32", "--kv-cache-dtype", "float32",
+        "--kv-cache-memory-bytes", "512MiB", "--gpu-memory-utilization", "0.5", "--no-enable-prefix-caching",
+        "--no-enable-chunked-prefill", "--seed", "3", "--scheduling-policy", "priority", "--override-generation-config",
+        '{"temperature": 0.5}', "--max-logprobs", "-1", "--api-key", "k1", "k2", "--host", "127.0.0.1", "--port", "0",
+        "--cpu-activations", "int16", "--threads", "2", "--device", "reference", "--depth", "2", "--trust-remote-code",
+        "--allowed-origins", '["http://a", "http://b"]')
+    assert config == EngineConfig(
+        model="m", served_model_name=("a", "b"), quantization="awq", max_model_len=4096, max_num_seqs=4,
+        max_num_batched_tokens=1000, block_size=32, kv_cache_dtype="float32", kv_cache_memory_bytes=2**29,
+        gpu_memory_utilization=0.5, enable_prefix_caching=False, enable_chunked_prefill=False, seed=3,
+        scheduling_policy="priority", override_generation_config={"temperature": 0.5}, max_logprobs=-1,
+        api_key=("k1", "k2"), host="127.0.0.1", port=0, cpu_activations="int16", threads=2, device="reference", depth=2,
+        trust_remote_code=True, allowed_origins=("http://a", "http://b"))
+
+
+def test_every_field_has_help_and_a_flag() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = parser.format_help()
+    for option in dataclasses.fields(EngineConfig):
+        assert option.metadata["help"].endswith((".", ")"))
+        assert f"--{option.name.replace('_', '-')}" in text
+    assert "--tensor-parallel-size" not in text
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    (("--max-model-len", "long"), "--max-model-len: 'long' is not a number"),
+    (("--max-model-len", "0"), "max_model_len must be at least 1"),
+    (("--kv-cache-memory-bytes", "lots"), "'lots' is not a size"),
+    (("--max-num-seqs", "0"), "max_num_seqs must be at least 1, got 0"),
+    (("--max-num-batched-tokens", "8"), r"max_num_batched_tokens \(8\) must be at least max_num_seqs \(128\)"),
+    (("--gpu-memory-utilization", "1.5"), "gpu_memory_utilization must be at most 1.0"),
+    (("--port", "70000"), "port must be at most 65535"),
+    (("--override-generation-config", "{"), "is not JSON"),
+    (("--override-generation-config", "[]"), "is not a JSON object"),
+    (("--kv-cache-dtype", "fp8"), "invalid choice: 'fp8'"),
+    (("--ssl-keyfile", "k"), "go together"),
+    (("--tensor-parallel-size", "2"), "tensor_parallel_size=2 cannot be used: .* one process"),
+    (("-tp", "2"), "tensor_parallel_size=2 cannot be used"),
+    (("-dp", "4"), "data_parallel_size=4 cannot be used"),
+    (("--enable-lora",), "LoRA adapters are not built yet"),
+    (("--enable-auto-tool-choice",), "Tool calls are not parsed yet"),
+    (("--tool-call-parser", "hermes"), "Tool calls are not parsed yet"),
+    (("--reasoning-parser", "qwen3"), "Reasoning is not parsed yet"),
+    (("--speculative-config", '{"method": "ngram"}'), "Speculative decoding is not built yet"),
+    (("--distributed-executor-backend", "ray"), "Ray"),
+    (("--cpu-offload-gb", "4"), "Leave it at 0"),
+    (("--nonsense", "1"), "unrecognized arguments: --nonsense"),
+])
+def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str) -> None:
+    assert re.search(text, refused(capsys, *arguments))
+
+
+def test_neutral_values_of_what_is_not_built_are_accepted() -> None:
+    assert parse("-tp", "1", "--pipeline-parallel-size", "1", "--distributed-executor-backend", "mp", "--runner",
+                 "generate", "--speculative-config", "{}", "--cpu-offload-gb", "0", "--load-format", "auto") == parse()
+    assert EngineConfig.from_keywords(tensor_parallel_size=1, enable_lora=False, speculative_config=None,
+                                      cpu_offload_gb=0, runner="auto", hf_overrides={}) == EngineConfig()
+
+
+def test_each_unbuilt_option_is_refused_as_a_keyword_too() -> None:
+    for row in UNBUILT:
+        with pytest.raises(ConfigError, match=row.keyword):
+            EngineConfig.from_keywords(**{row.keyword: True if row.kind is bool else "something else"})
+
+
+def test_options_without_a_meaning_warn(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse("--swap-space", "4", "--enforce-eager", "--disable-log-requests") == parse()
+    assert EngineConfig.from_keywords(swap_space=4, task="generate", use_v2_block_manager=True) == EngineConfig()
+    for name in ("--swap-space", "--enforce-eager", "--disable-log-requests", "swap_space", "task",
+                 "use_v2_block_manager"):
+        assert f"{name} has no effect here" in caplog.text
+
+
+def test_tables_and_fields_do_not_overlap() -> None:
+    names = [option.name for option in dataclasses.fields(EngineConfig)]
+    names += [row.keyword for row in UNBUILT] + [keyword(flag) for flag in NO_MEANING]
+    assert len(names) == len(set(names))
+
+
+def test_unknown_keywords_get_a_hint() -> None:
+    with pytest.raises(TypeError, match="'max_num_sequences'. Did you mean max_num_seqs"):
+        EngineConfig.from_keywords(max_num_sequences=3)
+    with pytest.raises(TypeError):
+        EngineConfig(nonsense=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"max_num_seqs": "many"}, "max_num_seqs: 'many' is not a number"),
+    ({"max_num_seqs": True}, "max_num_seqs must be int"),
+    ({"max_num_seqs": None}, "max_num_seqs must be int"),
+    ({"model": 3}, "model must be text"),
+    ({"dtype": "int8"}, "dtype must be one of auto"),
+    ({"block_size": 17}, "block_size must be one of 16, 32, 64, 128"),
+    ({"enable_prefix_caching": "yes"}, "enable_prefix_caching must be bool"),
+    ({"served_model_name": [1]}, "served_model_name must be a list of strings"),
+    ({"max_model_len": -2}, "max_model_len must be at least -1"),
+])
+def test_wrong_keywords(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        EngineConfig(**options)
+
+
+def test_keywords_may_be_written_as_on_the_command_line() -> None:
+    config = EngineConfig(model=Path("a/b"), max_model_len="4k", kv_cache_memory_bytes="1GiB",  # type: ignore[arg-type]
+                          served_model_name="x", gpu_memory_utilization=1)  # type: ignore[arg-type]
+    assert (config.model, config.max_model_len, config.kv_cache_memory_bytes) == ("a/b", 4000, 2**30)
+    assert (config.served_model_name, config.gpu_memory_utilization) == (("x",), 1.0)
+
+
+def test_a_configuration_is_frozen_and_crosses_processes() -> None:
+    config = EngineConfig(model="m", override_generation_config={"top_k": 3}, api_key=("secret",))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.model = "n"  # type: ignore[misc]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+    assert "secret" not in repr(config)
+
+
+def test_api_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "theirs")
+    assert parse().api_key == ("theirs",)
+    monkeypatch.setenv("OCTAVO_API_KEY", "ours")
+    assert parse().api_key == ("ours",)
+    assert parse("--api-key", "given").api_key == ("given",)
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_dir() == Path.home() / ".cache" / "octavo"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_dir() == Path("/x/octavo")
+    monkeypatch.setenv("OCTAVO_CACHE", "/y")
+    assert cache_dir() == Path("/y")
+
+
+def test_only_the_configuration_reads_the_environment() -> None:
+    root = Path(octavo.__file__).parent
+    reads = re.compile(r"\bos\.(environ|getenv)\b")
+    found = [str(path.relative_to(root)) for path in root.rglob("*.py") if reads.search(path.read_text())]
+    assert found == ["config.py"]
+    assert len(set(re.findall(r'environ\.get\("(\w+)"\)', (root / "config.py").read_text()))) <= 5
