@@ -24,7 +24,8 @@ from octavo.wire import Connection, Failed, Progress, Ready, Served, ToEngine, r
 
 logger = logging.getLogger("octavo.process")
 
-Builder = Callable[[EngineConfig, Callable[[str], None]], Served]
+Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Served]
+"""Called with the configuration and a function to call as (what is being done, done, total)."""
 
 DEFAULT_BUILDER = "octavo.build:build"
 
@@ -59,7 +60,7 @@ def serve(connection: Connection, config: EngineConfig, build: Builder) -> int:
     inbox: SimpleQueue[ToEngine] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), name="listen", daemon=True).start()
     try:
-        built = build(config, lambda text: connection.send(Progress(text)))
+        built = build(config, _Reporter(connection))
     except ConnectionError:
         raise
     except Exception as error:
@@ -70,6 +71,20 @@ def serve(connection: Connection, config: EngineConfig, build: Builder) -> int:
         connection.send(failure)
         return 1
     return 0
+
+
+class _Reporter:
+    """Sends progress on, each whole percent once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._last = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        text = f"{what}: {done * 100 // total} %" if total else what
+        if text != self._last:
+            self._last = text
+            self._connection.send(Progress(text))
 
 
 def find_builder(path: str) -> Builder:

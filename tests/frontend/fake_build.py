@@ -10,6 +10,8 @@ from octavo.config import EngineConfig
 from octavo.info import ModelInfo
 from octavo.types import Delta, EngineStats, Request
 
+OnProgress = Callable[[str, int, int], None]
+
 
 def expected(request: Request, choice: int = 0) -> list[int]:
     """The tokens `ScriptedEngine` gives a choice that nobody aborts."""
@@ -76,25 +78,25 @@ class Scripted:
     info: ModelInfo
 
 
-def fast(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
-    on_progress("reading weights")
+def fast(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    on_progress("reading weights", 1, 3)
     return Scripted(ScriptedEngine(), ModelInfo(model=config.model, max_model_len=config.max_model_len or 128,
                                                 vocab_size=1000))
 
 
-def slow(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+def slow(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     return Scripted(ScriptedEngine(pause=0.005), fast(config, on_progress).info)
 
 
-def failing(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+def failing(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     return Scripted(ScriptedEngine(pause=0.005, fail_at=20), fast(config, on_progress).info)
 
 
-def broken(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
+def broken(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     raise ValueError(f"no such model: {config.model}")
 
 
-def hanging(config: EngineConfig, on_progress: Callable[[str], None]) -> Scripted:
-    on_progress("reading weights")
+def hanging(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    on_progress("reading weights", 1, 3)
     while True:
         time.sleep(1)

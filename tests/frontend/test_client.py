@@ -61,7 +61,7 @@ def builders_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(kind: str, builder: Callable[..., object]) -> Client:
     if kind == "thread":
-        return InProcess(lambda: builder(CONFIG, lambda text: None))  # type: ignore[arg-type, return-value]
+        return InProcess(lambda: builder(CONFIG, lambda what, done, total: None))  # type: ignore[arg-type, return-value]
     return Process(CONFIG, f"tests.frontend.fake_build:{builder.__name__}")
 
 
@@ -235,7 +235,7 @@ def test_a_cancelled_start_leaves_no_process() -> None:
         starting = asyncio.create_task(client.start())
 
         async def reads_weights() -> bool:
-            return client.status.reason == "reading weights"
+            return client.status.reason == "reading weights: 33 %"
 
         await until(reads_weights)
         assert client.pid is not None
@@ -256,7 +256,7 @@ def test_the_thread_closes_its_engine() -> None:
     engine = ScriptedEngine()
 
     async def main() -> None:
-        built = fast(CONFIG, lambda text: None)
+        built = fast(CONFIG, lambda what, done, total: None)
         built.engine = engine
         client = InProcess(lambda: built)
         await client.start()
