@@ -1,0 +1,242 @@
+"""rotary, store_kv, attend and copy_blocks on every device, against float64."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from octavo.ops.contract import AttentionShape, Rope
+from tests.ops import truth
+from tests.ops.harness import CONTEXTS, DEVICES, UNIT, Pages, Span, attention_model, compile_op, device, f32
+
+pytestmark = pytest.mark.parametrize("name", DEVICES)
+
+
+class Case(NamedTuple):
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    softcap: float
+    block_size: int
+    dtype: str
+
+    def shape(self, layer: int = 0, group: int = 0) -> AttentionShape:
+        scale = 1.5 * self.head_dim**-0.5
+        return AttentionShape(
+            self.heads, self.kv_heads, self.head_dim, scale, layer, group, self.window, self.softcap
+        )
+
+    def qkv(self, tokens: int, seed: int = 0) -> Any:
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return np.random.default_rng(seed).standard_normal((tokens, width)).astype(np.float32)
+
+    def split(self, qkv: Any) -> tuple[Any, Any, Any]:
+        heads = qkv.reshape(len(qkv), -1, self.head_dim)
+        return tuple(np.split(heads, [self.heads, self.heads + self.kv_heads], axis=1))  # type: ignore[return-value]
+
+    def truth(self, qkv: Any, positions: Any) -> truth.Pair:
+        """Of tokens 0..n-1 of one sequence, the answers at `positions`, [t, H d]."""
+        q, k, v = self.split(qkv)
+        value, bound = truth.attend(q[positions], k.astype(self.dtype), v.astype(self.dtype), positions, self.shape())
+        return value.reshape(len(positions), -1), bound.reshape(len(positions), -1)
+
+
+CASES = (
+    Case(9, 3, 64, 0, 0.0, 16, "float16"),
+    Case(9, 3, 64, 0, 0.0, 32, "float32"),
+    Case(4, 1, 256, 512, 0.0, 16, "float16"),
+    Case(4, 1, 256, 0, 50.0, 32, "float32"),
+    Case(8, 8, 32, 20, 0.0, 16, "float32"),
+    Case(8, 8, 128, 300, 20.0, 32, "float16"),
+    Case(14, 2, 64, 0, 5.0, 64, "float16"),
+    Case(14, 2, 64, 256, 0.0, 128, "float32"),
+    Case(2, 1, 32, 1, 0.0, 16, "float16"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attend(name: str, case: Case) -> None:
+    """A prompt in uneven chunks, answers checked at every context length that is near an edge."""
+    dev, length = device(name), CONTEXTS[-1]
+    qkv, pages = case.qkv(length), Pages(2, length, case.block_size)
+    model = attention_model(dev, qkv, case.shape(), pages, case.dtype)
+    for start, end in ((0, 1), (1, 8), (8, 15), (15, 250), (250, 514), (514, 1099), (1099, 1100)):
+        wanted = [n - 1 for n in CONTEXTS if start < n <= end] or [start]
+        got = model.raw_logits(pages.step([Span(1, start, range(start, end))], [p - start for p in wanted]))
+        truth.assert_within(got, case.truth(qkv, wanted))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attend_of_many_sequences(name: str, case: Case) -> None:
+    """Prompts, continued prompts and decodes in one step: nobody reads a neighbour's cache."""
+    dev, lengths = device(name), (1, 17, 33, 70, 5, 130)
+    pages = Pages(len(lengths), 160, case.block_size, seed=1)
+    streams = [case.qkv(n, seed) for seed, n in enumerate(lengths)]
+    first = np.cumsum([0, *lengths])
+    model = attention_model(dev, np.concatenate(streams), case.shape(), pages, case.dtype)
+    done = (0, 16, 20, 69, 0, 129)
+    for slot, n in enumerate(done):
+        if n:
+            model.raw_logits(pages.step([Span(slot, 0, range(first[slot], first[slot] + n))]))
+    order = (3, 0, 5, 1, 4, 2)
+    step = pages.step([Span(s, done[s], range(first[s] + done[s], first[s] + lengths[s])) for s in order])
+    values, bounds = zip(*(case.truth(streams[s], list(range(done[s], lengths[s]))) for s in order), strict=True)
+    truth.assert_within(model.raw_logits(step), (np.concatenate(values), np.concatenate(bounds)))
+
+
+def test_large_scores(name: str) -> None:
+    """Scores of +-1000: the softmax is one key, not a quotient of infinities."""
+    case = Case(2, 1, 32, 0, 0.0, 16, "float32")
+    qkv = case.qkv(40) * np.float32(30)
+    pages = Pages(1, 64)
+    got = attention_model(device(name), qkv, case.shape(), pages, case.dtype).raw_logits(
+        pages.step([Span(0, 0, range(40))])
+    )
+    value, bound = case.truth(qkv, list(range(40)))
+    assert np.isfinite(got).all()
+    truth.assert_within(got, (value, bound))
+
+
+def test_table_entries_behind_the_window_are_not_read(name: str) -> None:
+    case = Case(4, 2, 32, 40, 0.0, 16, "float16")
+    qkv, pages = case.qkv(200), Pages(1, 208)
+    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype)
+    model.raw_logits(pages.step([Span(0, 0, range(190))]))
+    pages.tables[0][0, : (190 - 40) // 16] = 2_000_000_000
+    got = model.raw_logits(pages.step([Span(0, 190, range(190, 200))]))
+    truth.assert_within(got, case.truth(qkv, list(range(190, 200))))
+
+
+@pytest.mark.parametrize("window", [0, 24])
+def test_masked_positions_are_not_read(name: str, window: int) -> None:
+    """Infinity and NaN left in the cache by an earlier owner of a block, ahead of the sequence or behind its window."""
+    case = Case(4, 2, 32, window, 0.0, 32, "float32")
+    qkv, pages = case.qkv(128), Pages(1, 128, 32)
+    qkv[64:96] = np.nan
+    qkv[96:] = np.inf
+    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype)
+    model.raw_logits(pages.step([Span(0, 32, range(64, 128))]))  # positions 32..95 hold NaN, then infinity
+    for start, end in ((0, 33), (33, 40), (40, 41)):
+        got = model.raw_logits(pages.step([Span(0, start, range(start, end))]))
+        truth.assert_within(got, case.truth(qkv[:64], list(range(start, end))))
+    if window:
+        model.raw_logits(pages.step([Span(0, 0, range(64, 70))]))
+        got = model.raw_logits(pages.step([Span(0, 41, [41])]))
+        truth.assert_within(got, case.truth(qkv[:64], [41]))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.1902380714238083])
+def test_rotary(name: str, scale: float) -> None:
+    """Cosine and sine as rotations of unit vectors, up to a position where a float32 angle is coarse."""
+    half = 16
+    rope = Rope(tuple((1e4 ** (-np.arange(half) / half)).astype(np.float32).tolist()), scale)
+    dev, pages = device(name), Pages(1, 131072, 128)
+    shape = AttentionShape(1, 1, 2 * half, 1.0, 0, 0)
+    qkv = np.zeros((1, 6 * half), np.float32)
+    qkv[0, :half] = 1  # a q whose every pair is (1, 0) turns into (cos, sin)
+    table = dev.weight([f32(qkv)])
+
+    def op(ops: Any, batch: Any) -> Any:
+        return ops.store_kv(batch, ops.embed(batch, table, 1.0), ops.rotary(batch, rope), shape)
+
+    model = compile_op(dev, op, 2 * half, pages, pages.spec(1, 2 * half))
+    for start in (0, 1000, 65531, 131000):
+        got = model.raw_logits(pages.step([Span(0, start, [0] * 33)]))
+        angle = np.arange(start, start + 33, dtype=np.float32)[:, None] * np.array(rope.inv_freq, np.float32)
+        wide = angle.astype(np.float64)
+        turned = np.concatenate([np.cos(wide), np.sin(wide)], axis=1).astype(np.float32)
+        assert np.all(np.abs(got - turned * np.float32(scale)) <= 2 * np.spacing(np.abs(turned * scale)))
+
+
+@pytest.mark.parametrize("rotated", [0, 32, 64])
+@pytest.mark.parametrize("normed", [False, True])
+def test_store_kv(name: str, rotated: int, normed: bool) -> None:
+    """q comes back normed and turned; k and v are seen through attention. `rotated` 32 of 64 leaves the rest alone."""
+    case, length = Case(6, 2, 64, 0, 0.0, 16, "float32"), 50
+    qkv, pages, rng = case.qkv(length), Pages(1, length), np.random.default_rng(5)
+    q, k, v = case.split(qkv)
+    store: dict[str, Any] = {}
+    if normed:
+        store = {"q_norm": rng.standard_normal(64), "k_norm": rng.standard_normal(64), "eps": 1e-6}
+        q, k = (truth.norm(x, store[norm], 1e-6)[0] for x, norm in ((q, "q_norm"), (k, "k_norm")))
+        store = {n: np.float32(value) if n != "eps" else value for n, value in store.items()}
+    if rotated:
+        frequencies = 1e4 ** (-np.arange(0, rotated, 2) / rotated)
+        store["rope"] = Rope(tuple(frequencies.astype(np.float32).tolist()))
+        q, k = (truth.turn(x, range(length), store["rope"]) for x in (q, k))
+    dev = device(name)
+    step = pages.step([Span(0, 0, range(length))])
+    got = attention_model(dev, qkv, case.shape(), pages, "float32", **store).raw_logits(step)
+    value, bound = truth.attend(q, k, v, range(length), case.shape())
+    # q and k are themselves off by a norm's error.
+    slack = 4 * 50 * UNIT * np.abs(q).max() * np.abs(k).max() * 64**0.5 * np.abs(v).max()
+    truth.assert_within(got, (value.reshape(length, -1), (bound + slack).reshape(length, -1)))
+
+    table = dev.weight([f32(qkv)])
+    norms = {n: dev.vector(store[n]) for n in ("q_norm", "k_norm") if n in store}
+
+    def op(ops: Any, batch: Any) -> Any:
+        rotary = ops.rotary(batch, store["rope"]) if rotated else None
+        return ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, case.shape(), eps=1e-6, **norms)
+
+    spec = pages.spec(2, 64)
+    got = compile_op(dev, op, 6 * 64, pages, spec).raw_logits(step)
+    pair = np.concatenate([np.abs(q)[..., 32:], np.abs(q)[..., :32]], axis=2) + np.abs(q)
+    bound = (64 / 2 + 12) * UNIT * (pair + np.abs(q).max(axis=2, keepdims=True))
+    truth.assert_within(got, (q.reshape(length, -1).astype(np.float64), bound.reshape(length, -1)))
+
+
+def test_layers_use_the_table_of_their_group(name: str) -> None:
+    """Two layers, each with a group and a window of its own, in one body."""
+    near, far = Case(2, 1, 32, 7, 0.0, 16, "float32"), Case(2, 1, 32, 0, 0.0, 16, "float32")
+    qkv, pages, dev = near.qkv(60), Pages(2, 64, groups=2, seed=3), device(name)
+    other = near.qkv(60, seed=9)
+    first, second = dev.weight([f32(qkv)]), dev.weight([f32(other)])
+    half = dev.weight([f32(np.eye(64))])
+
+    def op(ops: Any, batch: Any) -> Any:
+        q = ops.store_kv(batch, ops.embed(batch, first, 1.0), None, near.shape(0, 1))
+        a = ops.attend(batch, q, near.shape(0, 1))
+        q = ops.store_kv(batch, ops.embed(batch, second, 1.0), None, far.shape(1, 0))
+        return ops.linear(ops.attend(batch, q, far.shape(1, 0)), half, residual=a)
+
+    model = compile_op(dev, op, 64, pages, pages.spec(1, 32, group_of=(1, 0)))
+    model.raw_logits(pages.step([Span(1, 0, range(40))]))
+    got = model.raw_logits(pages.step([Span(1, 40, range(40, 60))]))
+    pairs = near.truth(qkv, list(range(40, 60))), far.truth(other, list(range(40, 60)))
+    value = pairs[0][0] + pairs[1][0]
+    truth.assert_within(got, (value, pairs[0][1] + pairs[1][1] + 4 * UNIT * np.abs(value)))
+
+
+def test_copied_blocks_serve_another_sequence(name: str) -> None:
+    """Slot 1 gets the blocks of slot 0 in group 0 by copies, and goes on as slot 0 would; group 1 is untouched."""
+    case, dev = Case(4, 2, 32, 0, 0.0, 16, "float16"), device(name)
+    qkv, pages = case.qkv(41), Pages(3, 48, groups=2)
+    table = dev.weight([f32(qkv)])
+
+    def op(ops: Any, batch: Any) -> Any:
+        outs = []
+        for layer, group in ((0, 0), (1, 1), (2, 0)):
+            shape = case.shape(layer, group)
+            outs.append(ops.attend(batch, ops.store_kv(batch, ops.embed(batch, table, 1.0), None, shape), shape))
+        return ops.linear(ops.linear(outs[0], identity, residual=outs[2]), identity, residual=outs[1])
+
+    identity = dev.weight([f32(np.eye(128))])
+    model = compile_op(dev, op, 128, pages, pages.spec(2, 32, "float16", (0, 1, 0)))
+    model.raw_logits(pages.step([Span(0, 0, range(40))]))
+    wanted = model.raw_logits(pages.step([Span(0, 40, [40])]))
+    copies = {g: np.stack([pages.tables[g][0], pages.tables[g][1]], axis=1) for g in (0, 1)}
+    model.copy_blocks(0, np.ascontiguousarray(copies[0]))
+    half_way = model.raw_logits(pages.step([Span(1, 40, [40])]))
+    assert not np.array_equal(half_way, wanted)
+    model.copy_blocks(1, np.ascontiguousarray(copies[1]))
+    assert np.array_equal(model.raw_logits(pages.step([Span(1, 40, [40])])), wanted)
+    # In order: through slot 1's blocks, which are overwritten first, slot 2 gets what slot 0 had.
+    chain = np.concatenate([copies[0], np.stack([pages.tables[0][1], pages.tables[0][2]], axis=1)])
+    model.copy_blocks(0, chain)
+    model.copy_blocks(1, np.stack([pages.tables[1][0], pages.tables[1][2]], axis=1))
+    assert np.array_equal(model.raw_logits(pages.step([Span(2, 40, [40])])), wanted)
+    model.copy_blocks(0, np.zeros((0, 2), np.int32))

@@ -1,0 +1,86 @@
+"""The operations once more, from their definitions and in float64: what the devices' answers are held against.
+
+Each function returns (value, bound): how far a float32 computation may be from the value, by standard rounding error
+analysis (Higham, Accuracy and Stability of Numerical Algorithms, 2002, ch. 3): a sum of n products, in any order, is
+within n * unit of the exact one, relative to the sum of the products' magnitudes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from octavo.ops.contract import AttentionShape, Rope
+from tests.ops.harness import UNIT
+
+Pair = tuple[Any, Any]
+
+
+def linear(x: Any, w: Any) -> Pair:
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    return x @ w.T, (w.shape[1] + 4) * UNIT * (np.abs(x) @ np.abs(w).T)
+
+
+def norm(x: Any, weight: Any, eps: float) -> Pair:
+    x = x.astype(np.float64)
+    value = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+    return value, (x.shape[-1] / 2 + 8) * UNIT * np.abs(value)
+
+
+def activate(x: Any, name: str) -> Pair:
+    """Value, and the largest derivative times a few ulp of the argument plus of the value."""
+    if name == "silu":
+        value = x / (1 + np.exp(-x))
+    elif name == "gelu_tanh":
+        value = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    elif name == "gelu":
+        value = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    else:
+        value = np.maximum(x, 0.0)
+    return value, 16 * UNIT * np.abs(x)
+
+
+def turn(x: Any, positions: Any, rope: Rope) -> Any:
+    """`x` [T, heads, d] rotated, pair by pair."""
+    out = x.astype(np.float64).copy()
+    half = len(rope.inv_freq)
+    for t, position in enumerate(positions):
+        for i, frequency in enumerate(rope.inv_freq):
+            angle = float(np.float32(position) * np.float32(frequency))
+            a, b = x[t, :, i].astype(np.float64), x[t, :, i + half].astype(np.float64)
+            out[t, :, i] = rope.scale * (a * math.cos(angle) - b * math.sin(angle))
+            out[t, :, i + half] = rope.scale * (b * math.cos(angle) + a * math.sin(angle))
+    return out
+
+
+def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape) -> Pair:
+    """q [t, H, d] at `positions` over k and v [n, G, d], as the cache holds them, at positions 0..n-1."""
+    q, k, v = (a.astype(np.float64) for a in (q, k, v))
+    value, bound = np.empty(q.shape), np.empty(q.shape)
+    d = shape.head_dim
+    for t, p in enumerate(positions):
+        first = max(0, p - shape.window + 1) if shape.window else 0
+        for h in range(shape.heads):
+            g = h * shape.kv_heads // shape.heads
+            keys, values = k[first : p + 1, g], v[first : p + 1, g]
+            scores = keys @ q[t, h] * shape.scale
+            wrong = (d + 8) * UNIT * (np.abs(keys) @ np.abs(q[t, h])).max() * abs(shape.scale)
+            if shape.softcap:
+                scores = shape.softcap * np.tanh(scores / shape.softcap)
+                wrong += 8 * UNIT * shape.softcap
+            weights = np.exp(scores - scores.max())
+            weights /= weights.sum()
+            value[t, h] = weights @ values
+            # A score that is off by e changes its weight by a factor exp(e): once above and once below the line.
+            relative = 2 * wrong + (len(keys) + 32) * UNIT
+            bound[t, h] = relative * (weights @ np.abs(values))
+    return value, bound
+
+
+def assert_within(got: Any, pair: Pair) -> None:
+    value, bound = pair
+    assert got.shape == value.shape, (got.shape, value.shape)
+    worst = np.max(np.abs(got - value) / (bound + 1e-30), initial=0)
+    assert worst <= 1, f"error is {worst:.3g} times the bound of float32 arithmetic"
