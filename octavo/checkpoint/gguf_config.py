@@ -77,6 +77,9 @@ def translate(path: Path, values: Mapping[str, Any], shapes: Mapping[str, tuple[
     if not hidden or not heads or not layers:
         raise CheckpointError(f"{path}: embedding_length, head_count and block_count must be positive, not {hidden}, "
                               f"{heads} and {layers}. Convert the model again.")
+    if layers > len(shapes):
+        raise CheckpointError(f"{path} announces {layers} layers but only {len(shapes)} tensors. Convert the model "
+                              f"again.")
     head_dim = meta.integer("attention.key_length", hidden // heads)
     if meta.integer("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(f"{path}: keys and values of different sizes ({head_dim} and "

