@@ -1,0 +1,82 @@
+"""Admission: the order of waiting sequences, and whether memory allows one more to run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+from octavo.engine.memory import KVMemory
+from octavo.engine.sequence import Sequence
+
+RETRY_STEPS = 8
+"""A sequence that did not fit is looked at again after this many steps even if no memory was freed: others that it
+can share blocks with may have come."""
+
+
+class WaitingQueue:
+    """Sequences in their order: priority, then arrival. A preempted one comes back to its old place."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[tuple[int, int, int, int], Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (seq for _, seq in self._items)
+
+    def __getitem__(self, index: int) -> Sequence:
+        return self._items[index][1]
+
+    def add(self, seq: Sequence) -> None:
+        insort(self._items, (seq.order, seq), key=lambda item: item[0])
+
+    def remove(self, seq: Sequence) -> None:
+        index = bisect_left(self._items, seq.order, key=lambda item: item[0])
+        assert self._items[index][1] is seq
+        del self._items[index]
+
+
+class Reserve:
+    """How much memory to keep for the growth of those that run before another is admitted.
+
+    A share `ratio` of the tokens that running sequences may still produce is kept free, and a watermark. The share
+    falls slowly while all goes well and is full after a preemption, so that starved memory does not admit, preempt and
+    recompute in turn (the idea of an adaptive ratio is SGLang's).
+    """
+
+    def __init__(self, memory: KVMemory, watermark: float, ratio: float = 0.5, least: float = 0.1,
+                 decay: float = 0.995) -> None:
+        self.memory = memory
+        self.ratio = ratio
+        self.least = least
+        self.decay = decay
+        self.watermark = [int(watermark * pool.count) for pool in memory.pools]
+
+    def relax(self) -> None:
+        """A step has gone by without preemption."""
+        self.ratio = max(self.least, self.ratio * self.decay)
+
+    def tighten(self) -> None:
+        """Something was preempted."""
+        self.ratio = 1.0
+
+    def shortage(self, seq: Sequence, running: Iterable[Sequence]) -> tuple[int, int] | None:
+        """None if `seq`, attached to its prefix, may run beside `running`; else the KV group that is short, and the
+        number of free blocks it would need."""
+        need = self.memory.missing(seq, self._expected(seq))
+        alone = True
+        for other in running:
+            alone = False
+            for group, more in enumerate(self.memory.missing(other, self._expected(other))):
+                need[group] += more
+        if alone:  # one that runs alone always fits: the scheduler refuses others when they are added
+            return None
+        for group, (blocks, kept, pool) in enumerate(zip(need, self.watermark, self.memory.pools, strict=True)):
+            if blocks + kept > pool.free:
+                return group, blocks + kept
+        return None
+
+    def _expected(self, seq: Sequence) -> int:
+        known = len(seq.tokens)
+        return known + int(self.ratio * (seq.goal - known))
