@@ -148,7 +148,7 @@ class _Client(ABC):
     def __init__(self) -> None:
         self._status = Status("loading")
         self._mailboxes: dict[str, _Mailbox] = {}
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, asyncio.Future[None]] = {}
         """Ids whose abort the engine has not confirmed yet: late deltas of theirs may still come."""
         self._asking: deque[asyncio.Future[EngineStats]] = deque()
         self._started: asyncio.Future[ModelInfo] | None = None
@@ -178,8 +178,10 @@ class _Client(ABC):
             raise
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
+        while (leaving := self._leaving.get(request.id)) is not None:
+            await asyncio.shield(leaving)
         self._check_ready()
-        if request.id in self._mailboxes or request.id in self._leaving:
+        if request.id in self._mailboxes:
             raise RequestRejected(f"request id {request.id!r} is in use; give each request an id of its own")
         mailbox = _Mailbox(request)
         self._mailboxes[request.id] = mailbox
@@ -212,7 +214,7 @@ class _Client(ABC):
 
     def _abandon(self, request_id: str) -> None:
         if self._status.state == "ready":
-            self._leaving.add(request_id)
+            self._leaving[request_id] = asyncio.get_running_loop().create_future()
             self._post(Abort(request_id))
 
     def _check_ready(self) -> None:
@@ -231,7 +233,7 @@ class _Client(ABC):
             if (mailbox := self._mailboxes.get(message.request)) is not None:
                 mailbox.fail(RequestRejected(message.reason))
         elif isinstance(message, Left):
-            self._leaving.discard(message.request)
+            self._leaving.pop(message.request).set_result(None)
         elif isinstance(message, Stats):
             asking = self._asking.popleft()
             if not asking.done():
@@ -252,6 +254,8 @@ class _Client(ABC):
         self._status = Status("dead", reason)
         for mailbox in self._mailboxes.values():
             mailbox.end(finish, f"The engine stopped: {reason}" if finish == "error" else None)
+        for leaving in self._leaving.values():
+            leaving.set_result(None)
         self._leaving.clear()
         error = EngineUnavailable(reason)
         for asking in self._asking:

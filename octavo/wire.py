@@ -140,6 +140,7 @@ def drive(engine: Engine, inbox: SimpleQueue[ToEngine], send: Callable[[FromEngi
     """
     while True:
         wait = engine.idle
+        left: list[str] = []
         while True:
             try:
                 message = inbox.get(wait)
@@ -148,29 +149,29 @@ def drive(engine: Engine, inbox: SimpleQueue[ToEngine], send: Callable[[FromEngi
             wait = False
             if isinstance(message, Close):
                 return
-            answer = _handle(engine, message)
-            if answer is not None:
-                send(answer)
+            if isinstance(message, Add):
+                _add(engine, message.request, send)
+            elif isinstance(message, AskStats):
+                send(Stats(engine.stats()))
+            else:
+                engine.abort(message.request, message.choice)
+                if message.choice is None:
+                    left.append(message.request)
         if not engine.idle and (deltas := engine.step()):
             send(Deltas(deltas))
+        for request_id in left:  # after the step, which still tells of the abort
+            send(Left(request_id))
 
 
-def _handle(engine: Engine, message: Add | Abort | AskStats) -> FromEngine | None:
-    if isinstance(message, Add):
-        request = message.request
-        try:
-            engine.add(request)
-        except ValueError as error:
-            return Rejected(request.id, str(error))
-        except Exception as error:
-            logger.exception("request %s could not be added", request.id)
-            return Deltas([Delta(request.id, choice, finish="error", error=f"internal error: {error}")
-                           for choice in range(request.n)])
-        return None
-    if isinstance(message, Abort):
-        engine.abort(message.request, message.choice)
-        return Left(message.request) if message.choice is None else None
-    return Stats(engine.stats())
+def _add(engine: Engine, request: Request, send: Callable[[FromEngine], None]) -> None:
+    try:
+        engine.add(request)
+    except ValueError as error:
+        send(Rejected(request.id, str(error)))
+    except Exception as error:
+        logger.exception("request %s could not be added", request.id)
+        send(Deltas([Delta(request.id, choice, finish="error", error=f"internal error: {error}")
+                     for choice in range(request.n)]))
 
 
 def frame(message: object) -> bytes:

@@ -26,13 +26,15 @@ class ScriptedEngine:
     fail_at: int | None = None
     live: dict[str, tuple[Request, dict[int, int]]] = field(default_factory=dict)
     """Per request, the tokens given so far by choice."""
+    news: list[Delta] = field(default_factory=list)
+    """What the next step tells beside its tokens."""
     steps: int = 0
     given: int = 0
     closed: bool = False
 
     @property
     def idle(self) -> bool:
-        return not self.live
+        return not self.live and not self.news
 
     def add(self, request: Request) -> None:
         if request.id in self.live:
@@ -44,7 +46,8 @@ class ScriptedEngine:
     def abort(self, request_id: str, choice: int | None = None) -> None:
         if request_id in self.live:
             left = self.live[request_id][1]
-            left.pop(choice, None) if choice is not None else left.clear()
+            for index in list(left) if choice is None else [choice]:
+                self.news.append(Delta(request_id, index, start=left.pop(index), finish="abort"))
             if not left:
                 del self.live[request_id]
 
@@ -53,7 +56,7 @@ class ScriptedEngine:
         if self.steps == self.fail_at:
             raise RuntimeError("the step went wrong")
         time.sleep(self.pause)
-        deltas = []
+        deltas, self.news = self.news, []
         for request, done in list(self.live.values()):
             for choice, at in list(done.items()):
                 done[choice] += 1
@@ -61,7 +64,9 @@ class ScriptedEngine:
                 deltas.append(Delta(request.id, choice, start=at, tokens=[expected(request, choice)[at]],
                                     finish="length" if last else None))
                 if last:
-                    self.abort(request.id, choice)
+                    del done[choice]
+            if not done:
+                del self.live[request.id]
         self.given += len(deltas)
         return deltas
 

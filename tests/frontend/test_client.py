@@ -150,6 +150,20 @@ def test_a_cancelled_iterator_aborts(kind: str) -> None:
 
 
 @both
+def test_an_aborted_id_may_be_used_again(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, slow) as client:
+            for i in range(20):
+                stream = client.generate(request("same", max_tokens=FOREVER))
+                await stream.__anext__()
+                await stream.aclose()  # type: ignore[attr-defined]
+                again = request("same", prompt=(i,), max_tokens=2)
+                assert await tokens(client, again) == {0: expected(again)}
+
+    asyncio.run(main())
+
+
+@both
 def test_abort_of_one_choice_and_of_all(kind: str) -> None:
     async def main() -> None:
         async with started(kind, slow) as client:
