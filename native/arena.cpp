@@ -1,0 +1,47 @@
+#include "arena.h"
+
+#include <new>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace octavo {
+
+namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+}
+
+Arena::Arena(size_t bytes) {
+    if (bytes == 0) return;
+    // Whole huge pages, and one more so that the mapping can be aligned to them.
+    const size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    const bool huge = bytes >= kHugePage;
+    const size_t mapped = huge ? rounded + kHugePage : (bytes + 4095) / 4096 * 4096;
+    void* address = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<uint8_t*>(address);
+    size_ = mapped;
+    if (huge) {
+        const size_t skip = (kHugePage - reinterpret_cast<uintptr_t>(data_) % kHugePage) % kHugePage;
+        if (skip > 0) munmap(data_, skip);
+        if (mapped - skip > rounded) munmap(data_ + skip + rounded, mapped - skip - rounded);
+        data_ += skip;
+        size_ = rounded;
+        madvise(data_, size_, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+    }
+}
+
+Arena::~Arena() {
+    if (data_ != nullptr) munmap(data_, size_);
+}
+
+Arena::Arena(Arena&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+}  // namespace octavo

@@ -1,0 +1,140 @@
+// Products with float32 activations: weights become their exact float32 values in a small buffer, then one fma chain
+// per (row, column) in ascending k, whatever the number of rows.
+#include "../kernels.h"
+#include "cells.h"
+#include "simd.h"
+
+namespace {
+
+using namespace octavo;
+
+constexpr int kChunk = kFloatScratch / kTileColumns;  // k per pass through the buffer
+
+template <int KIND>
+inline void unpack_cell(const uint8_t* panel, int cell, float* out, int64_t stride) {
+    const CellPlace at = place_of<KIND>(panel, cell);
+    const __m256 scale = scale_of<KIND>(at);
+    if constexpr (KIND == Q8_0) {
+        for (int pair = 0; pair < 16; ++pair) {
+            const __m256i v = _mm256_cvtepi8_epi16(
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(at.cell + 16 + pair * 16)));
+            const __m256i even = _mm256_srai_epi32(_mm256_slli_epi32(v, 16), 16);
+            const __m256i odd = _mm256_srai_epi32(v, 16);
+            _mm256_storeu_ps(out + 2 * pair * stride, _mm256_mul_ps(_mm256_cvtepi32_ps(even), scale));
+            _mm256_storeu_ps(out + (2 * pair + 1) * stride, _mm256_mul_ps(_mm256_cvtepi32_ps(odd), scale));
+        }
+        return;
+    } else {
+        const __m256 second = KIND == Q6_K ? scale_of<KIND>(at, 1) : scale;
+        __m256 minimum = _mm256_setzero_ps();
+        if constexpr (has_minimum(KIND)) minimum = minimum_of<KIND>(at);
+        const __m256i zero = _mm256_set1_epi32(zero_point(KIND));
+#pragma GCC unroll 8
+        for (int quad = 0; quad < 8; ++quad) {
+            const __m256i q = quad_of<KIND>(at.cell, quad);
+            for (int j = 0; j < 4; ++j) {
+                __m256i v = _mm256_and_si256(_mm256_srl_epi32(q, _mm_cvtsi32_si128(8 * j)), _mm256_set1_epi32(255));
+                if constexpr (zero_point(KIND) != 0) v = _mm256_sub_epi32(v, zero);
+                __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(v), quad < 4 ? scale : second);
+                if constexpr (has_minimum(KIND)) value = _mm256_add_ps(value, minimum);
+                _mm256_storeu_ps(out + (4 * quad + j) * stride, value);
+            }
+        }
+    }
+}
+
+// Cells [first, first + cells) of a panel to out[k * stride + column].
+template <int KIND>
+void unpack(const uint8_t* panel, int first, int cells, float* out, int64_t stride) {
+    if constexpr (is_quantized(KIND)) {
+        for (int c = 0; c < cells; ++c) unpack_cell<KIND>(panel, first + c, out + c * kCell * stride, stride);
+    } else {
+        const uint8_t* at = panel + int64_t{first} * kKinds[KIND].cell_bytes;
+        for (int k = 0; k < cells * kCell; ++k) {
+            __m256 v;
+            if constexpr (KIND == F32) {
+                v = _mm256_loadu_ps(reinterpret_cast<const float*>(at + k * 32));
+            } else if constexpr (KIND == F16) {
+                v = load_halves(at + k * 16);
+            } else {
+                const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + k * 16));
+                v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+            }
+            _mm256_storeu_ps(out + k * stride, v);
+        }
+    }
+}
+
+// out[r][0 .. 8 PANELS) (+)= x[r][0 .. depth) * w; w is [depth][kTileColumns].
+template <int ROWS, int PANELS>
+void tile(const float* w, int depth, const float* x, int64_t x_stride, float* out, int64_t stride, bool first) {
+    __m256 acc[ROWS][PANELS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; ++p) {
+            acc[r][p] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(out + r * stride + 8 * p);
+        }
+    }
+    for (int k = 0; k < depth; ++k) {
+        const float* columns = w + k * kTileColumns;
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) {
+            const __m256 a = _mm256_broadcast_ss(x + r * x_stride + k);
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; ++p) {
+                acc[r][p] = _mm256_fmadd_ps(a, _mm256_load_ps(columns + 8 * p), acc[r][p]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; ++p) _mm256_storeu_ps(out + r * stride + 8 * p, acc[r][p]);
+    }
+}
+
+template <int PANELS>
+void rows_of(const float* w, int depth, const float* x, int64_t x_stride, int rows, float* out, int64_t stride,
+             bool first) {
+    int r = 0;
+    for (; r + 3 <= rows; r += 3) {
+        tile<3, PANELS>(w, depth, x + r * x_stride, x_stride, out + r * stride, stride, first);
+    }
+    if (rows - r == 2) tile<2, PANELS>(w, depth, x + r * x_stride, x_stride, out + r * stride, stride, first);
+    if (rows - r == 1) tile<1, PANELS>(w, depth, x + r * x_stride, x_stride, out + r * stride, stride, first);
+}
+
+template <int KIND>
+void linear(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int row, int rows, float* out,
+            int64_t stride, float* scratch) {
+    x += row * x_stride;
+    for (int p = 0; p < count; p += 4) {
+        const int panels = count - p < 4 ? count - p : 4;
+        for (int k = 0; k < w.n_in; k += kChunk) {
+            const int depth = w.n_in - k < kChunk ? w.n_in - k : kChunk;
+            for (int i = 0; i < panels; ++i) {
+                const uint8_t* data = w.data + (panel + p + i) * w.panel_bytes;
+                unpack<KIND>(data, k / kCell, (depth + kCell - 1) / kCell, scratch + 8 * i, kTileColumns);
+            }
+            float* to = out + 8 * p;
+            switch (panels) {
+                case 1: rows_of<1>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0); break;
+                case 2: rows_of<2>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0); break;
+                case 3: rows_of<3>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0); break;
+                default: rows_of<4>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
+            }
+        }
+    }
+}
+
+template <int KIND>
+void fill(Kernels& table) {
+    table.unpack[KIND] = unpack<KIND>;
+    table.linear_float[KIND] = linear<KIND>;
+    if constexpr (KIND + 1 < KIND_COUNT) fill<KIND + 1>(table);
+}
+
+}  // namespace
+
+void octavo::fill_linear_float_avx2(Kernels& table) { fill<0>(table); }

@@ -1,0 +1,147 @@
+// Products of 4 to 6-bit weights with int8 activations in groups of 32. The dot product of a cell is an exact integer,
+// added up in int16 as long as it cannot overflow (15 * 127 * 2 * 8 < 2^15 for 4 bits), so only the float epilogue,
+// one fma chain per (row, column) in ascending k, has an order; it is the same in both tilings below.
+#include "../kernels.h"
+#include "cells.h"
+
+namespace {
+
+using namespace octavo;
+
+// What the epilogue of one cell needs, per column.
+struct CellMeta {
+    __m256 scale;
+    __m256 minimum;
+    __m256i scales;  // Q6_K: the scales of the halves as int16 pairs
+};
+
+template <int KIND>
+inline CellMeta meta_of(CellPlace at) {
+    CellMeta meta{};
+    if constexpr (KIND == Q6_K) {
+        meta.scale = load_halves(at.head);
+        const __m256i low = _mm256_and_si256(load_bytes_s(at.cell), _mm256_set1_epi32(0xffff));
+        meta.scales = _mm256_or_si256(low, _mm256_slli_epi32(load_bytes_s(at.cell + 8), 16));
+    } else {
+        meta.scale = scale_of<KIND>(at);
+        if constexpr (has_minimum(KIND)) meta.minimum = minimum_of<KIND>(at);
+    }
+    return meta;
+}
+
+inline __m256i times(__m256i weights, const int8_t* activations) {
+    int32_t four;
+    __builtin_memcpy(&four, activations, 4);
+    return _mm256_maddubs_epi16(weights, _mm256_set1_epi32(four));
+}
+
+// Exact: sum of (q - zero) * a over the cell (times the sub-scales for Q6_K).
+template <int KIND>
+inline __m256i dot(const __m256i (&w)[8], const int8_t* a, int32_t halves, __m256i scales) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i s01 = _mm256_add_epi16(times(w[0], a), times(w[1], a + 4));
+    const __m256i s23 = _mm256_add_epi16(times(w[2], a + 8), times(w[3], a + 12));
+    const __m256i s45 = _mm256_add_epi16(times(w[4], a + 16), times(w[5], a + 20));
+    const __m256i s67 = _mm256_add_epi16(times(w[6], a + 24), times(w[7], a + 28));
+    if constexpr (KIND == Q6_K) {
+        const __m256i low = _mm256_shuffle_epi8(
+            scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8,
+                                     9, 12, 13, 12, 13));
+        const __m256i high = _mm256_shuffle_epi8(
+            scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2, 3, 2, 3, 6, 7, 6, 7, 10,
+                                     11, 10, 11, 14, 15, 14, 15));
+        __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s45, high));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s67, high));
+        const __m256i offset = _mm256_madd_epi16(scales, _mm256_set1_epi32(halves));
+        return _mm256_sub_epi32(sum, _mm256_slli_epi32(offset, 5));
+    } else {
+        __m256i sum;
+        if constexpr (extra_bits(KIND) == 1) {
+            sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s01, s23), ones),
+                                   _mm256_madd_epi16(_mm256_add_epi16(s45, s67), ones));
+        } else {
+            sum = _mm256_madd_epi16(_mm256_add_epi16(_mm256_add_epi16(s01, s23), _mm256_add_epi16(s45, s67)), ones);
+        }
+        if constexpr (zero_point(KIND) != 0) {
+            const __m256i zero = _mm256_set1_epi16(zero_point(KIND));
+            sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(zero, _mm256_set1_epi32(halves)));
+        }
+        return sum;
+    }
+}
+
+template <int KIND>
+inline __m256 add_cell(__m256 acc, const __m256i (&w)[8], const CellMeta& meta, const Act8& x, int64_t index) {
+    const __m256i sum = dot<KIND>(w, x.q + index * kCell, x.halves[index], meta.scales);
+    const __m256 scale = _mm256_mul_ps(meta.scale, _mm256_broadcast_ss(x.scale + index));
+    acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc);
+    if constexpr (has_minimum(KIND)) acc = _mm256_fmadd_ps(meta.minimum, _mm256_broadcast_ss(x.sum + index), acc);
+    return acc;
+}
+
+template <int KIND>
+inline void load_quads(const uint8_t* cell, __m256i (&w)[8]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) w[i] = quad_of<KIND>(cell, i);
+}
+
+// Few rows: accumulators stay in registers along K.
+template <int KIND, int ROWS>
+void few_rows(const uint8_t* panel, int cells, const Act8& x, int row, float* out, int64_t stride) {
+    __m256 acc[ROWS];
+    for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_setzero_ps();
+    for (int c = 0; c < cells; ++c) {
+        const CellPlace at = place_of<KIND>(panel, c);
+        const CellMeta meta = meta_of<KIND>(at);
+        __m256i w[8];
+        load_quads<KIND>(at.cell, w);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) acc[r] = add_cell<KIND>(acc[r], w, meta, x, c * x.rows + row + r);
+    }
+    for (int r = 0; r < ROWS; ++r) _mm256_storeu_ps(out + r * stride, acc[r]);
+}
+
+// Many rows: a cell stays in registers while the rows stream past it.
+template <int KIND>
+void many_rows(const uint8_t* panel, int cells, const Act8& x, int row, int rows, float* out, int64_t stride) {
+    for (int r = 0; r < rows; ++r) _mm256_storeu_ps(out + r * stride, _mm256_setzero_ps());
+    for (int c = 0; c < cells; ++c) {
+        const CellPlace at = place_of<KIND>(panel, c);
+        const CellMeta meta = meta_of<KIND>(at);
+        __m256i w[8];
+        load_quads<KIND>(at.cell, w);
+        for (int r = 0; r < rows; ++r) {
+            const __m256 acc = _mm256_loadu_ps(out + r * stride);
+            _mm256_storeu_ps(out + r * stride, add_cell<KIND>(acc, w, meta, x, c * x.rows + row + r));
+        }
+    }
+}
+
+template <int KIND>
+void linear(const Panels& w, int panel, int count, const Act8& x, int row, int rows, float* out, int64_t stride) {
+    const int cells = w.n_in / kCell;
+    for (int p = 0; p < count; ++p) {
+        const uint8_t* data = w.data + (panel + p) * w.panel_bytes;
+        float* to = out + 8 * p;
+        switch (rows) {
+            case 1: few_rows<KIND, 1>(data, cells, x, row, to, stride); break;
+            case 2: few_rows<KIND, 2>(data, cells, x, row, to, stride); break;
+            case 3: few_rows<KIND, 3>(data, cells, x, row, to, stride); break;
+            case 4: few_rows<KIND, 4>(data, cells, x, row, to, stride); break;
+            default: many_rows<KIND>(data, cells, x, row, rows, to, stride);
+        }
+    }
+}
+
+}  // namespace
+
+void octavo::fill_linear_int8_avx2(Kernels& table) {
+    table.linear_int8[Q4_0] = linear<Q4_0>;
+    table.linear_int8[Q4_1] = linear<Q4_1>;
+    table.linear_int8[Q5_0] = linear<Q5_0>;
+    table.linear_int8[Q5_1] = linear<Q5_1>;
+    table.linear_int8[Q4_K] = linear<Q4_K>;
+    table.linear_int8[Q5_K] = linear<Q5_K>;
+    table.linear_int8[Q6_K] = linear<Q6_K>;
+}

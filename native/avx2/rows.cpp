@@ -1,0 +1,160 @@
+// Work on single rows: norms, activation functions, and the integer forms of activations. Every sum over a row has one
+// order: eight lanes of ascending elements, then a fixed tree.
+#include <math.h>
+
+#include "../kernels.h"
+#include "simd.h"
+
+namespace {
+
+using namespace octavo;
+
+void norm(const float* x, const float* weight, const float* residual, int width, float eps, float* out) {
+    __m256 squares = _mm256_setzero_ps();
+    for (int i = 0; i < width; i += 8) {
+        const __m256 v = load_some(x + i, width - i);
+        squares = _mm256_fmadd_ps(v, v, squares);
+    }
+    const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(sum_lanes(squares) / static_cast<float>(width) + eps));
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        __m256 v = _mm256_mul_ps(_mm256_mul_ps(load_some(x + i, left), factor), load_some(weight + i, left));
+        if (residual != nullptr) v = _mm256_add_ps(v, load_some(residual + i, left));
+        store_some(out + i, left, v);
+    }
+}
+
+void finish(const float* x, int width, const float* bias, const float* residual, float* out) {
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        __m256 v = load_some(x + i, left);
+        if (bias != nullptr) v = _mm256_add_ps(v, load_some(bias + i, left));
+        if (residual != nullptr) v = _mm256_add_ps(v, load_some(residual + i, left));
+        store_some(out + i, left, v);
+    }
+}
+
+// x / (1 + e^-s).
+inline __m256 times_sigmoid(__m256 x, __m256 s) {
+    const __m256 e = exp_ps(_mm256_xor_ps(s, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(x, _mm256_add_ps(e, _mm256_set1_ps(1.0f)));
+}
+
+inline __m256 gelu_erf(__m256 x) {
+    alignas(32) float v[8];
+    _mm256_store_ps(v, x);
+    for (float& value : v) value = 0.5f * value * erfcf(value * -0.70710678f);
+    return _mm256_load_ps(v);
+}
+
+inline __m256 activate(__m256 x, int activation) {
+    switch (activation) {
+        case SILU:
+            return times_sigmoid(x, x);
+        case GELU_TANH: {
+            // 0.5 (1 + tanh(u)) = sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+            const __m256 cubic = _mm256_fmadd_ps(_mm256_mul_ps(x, x), _mm256_set1_ps(0.044715f), _mm256_set1_ps(1.0f));
+            return times_sigmoid(x, _mm256_mul_ps(_mm256_mul_ps(x, cubic), _mm256_set1_ps(1.59576912f)));
+        }
+        case GELU:
+            return gelu_erf(x);
+        default:
+            return _mm256_max_ps(_mm256_setzero_ps(), x);  // the second operand is returned for NaN
+    }
+}
+
+void gate(const float* gates, const float* ups, int width, int activation, float* out) {
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        store_some(out + i, left, _mm256_mul_ps(activate(load_some(gates + i, left), activation), load_some(ups + i, left)));
+    }
+}
+
+void scale_cap(float* x, int64_t width, float scale, float softcap) {
+    for (int64_t i = 0; i < width; i += 8) {
+        const int left = width - i < 8 ? static_cast<int>(width - i) : 8;
+        __m256 v = _mm256_mul_ps(load_some(x + i, left), _mm256_set1_ps(scale));
+        if (softcap > 0) {
+            const __m256 cap = _mm256_set1_ps(softcap);
+            v = _mm256_mul_ps(cap, tanh_ps(_mm256_div_ps(v, cap)));
+        }
+        store_some(x + i, left, v);
+    }
+}
+
+// Largest magnitude of n values (a multiple of 8), and 0, or NaN when one is not finite: integers cannot carry NaN on,
+// so the scale has to.
+struct Range {
+    float largest;
+    float poison;
+};
+
+inline Range range_of(const float* x, int n) {
+    __m256 largest = _mm256_setzero_ps();
+    __m256 poison = _mm256_setzero_ps();
+    for (int i = 0; i < n; i += 8) {
+        const __m256 v = _mm256_loadu_ps(x + i);
+        largest = _mm256_max_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), largest);
+        poison = _mm256_fmadd_ps(v, _mm256_setzero_ps(), poison);
+    }
+    return {max_lanes(largest), sum_lanes(poison)};
+}
+
+inline int32_t sum_lanes(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+void pack_int8(const float* x, int width, const Act8& out, int64_t row) {
+    for (int group = 0; group < width / kCell; ++group) {
+        const float* values = x + group * kCell;
+        const Range range = range_of(values, kCell);
+        const int64_t index = group * out.rows + row;
+        const __m256 inverse = _mm256_set1_ps(range.largest > 0 ? 127.0f / range.largest : 0.0f);
+        int32_t sums[2];
+        for (int half = 0; half < 2; ++half) {
+            const float* from = values + 16 * half;
+            const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from), inverse));
+            const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8), inverse));
+            sums[half] = sum_lanes(_mm256_add_epi32(a, b));
+            const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+            const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out.q + index * kCell + 16 * half), bytes);
+        }
+        const float scale = range.largest / 127.0f + range.poison;
+        out.scale[index] = scale;
+        out.sum[index] = scale * static_cast<float>(sums[0] + sums[1]);
+        out.halves[index] = static_cast<int32_t>((static_cast<uint32_t>(sums[1]) << 16) | (sums[0] & 0xffff));
+    }
+}
+
+void pack_int16(const float* x, int width, const Act16& out, int64_t row) {
+    const Range range = range_of(x, width);
+    const __m256 inverse = _mm256_set1_ps(range.largest > 0 ? 32767.0f / range.largest : 0.0f);
+    for (int group = 0; group < width / kCell; ++group) {
+        const int64_t index = group * out.rows + row;
+        __m256i sum = _mm256_setzero_si256();
+        for (int i = 0; i < kCell; i += 16) {
+            const float* from = x + group * kCell + i;
+            const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from), inverse));
+            const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8), inverse));
+            sum = _mm256_add_epi32(sum, _mm256_add_epi32(a, b));
+            const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q + index * kCell + i), words);
+        }
+        out.sum[index] = static_cast<float>(sum_lanes(sum));
+    }
+    out.scale[row] = range.largest / 32767.0f + range.poison;
+}
+
+}  // namespace
+
+void octavo::fill_rows_avx2(Kernels& table) {
+    table.norm = norm;
+    table.finish = finish;
+    table.gate = gate;
+    table.scale_cap = scale_cap;
+    table.pack_int8 = pack_int8;
+    table.pack_int16 = pack_int16;
+}

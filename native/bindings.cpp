@@ -1,0 +1,353 @@
+// The Python face of the native parts: octavo._native, typed in octavo/_native.pyi. Arrays are checked in Python
+// (octavo/ops/check.py) before they come here; shapes and types are enforced by the signatures.
+#include <stdexcept>
+#include <string>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu_features.h"
+#include "model.h"
+
+namespace nb = nanobind;
+using namespace octavo;
+
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using OutVector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using OutMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+
+int kind_of(const std::string& name) {
+    for (int kind = 0; kind < KIND_COUNT; ++kind) {
+        if (name == kKinds[kind].name) return kind;
+    }
+    throw nb::value_error(("the native kernels have no weight format " + name).c_str());
+}
+
+std::shared_ptr<Weight> make_weight(Pool& pool, nb::list parts) {
+    std::vector<StoredPart> stored;
+    for (nb::handle part : parts) {
+        const int kind = kind_of(nb::cast<std::string>(part.attr("kind")));
+        const int n_out = nb::cast<int>(part.attr("n_out"));
+        const int n_in = nb::cast<int>(part.attr("n_in"));
+        const Bytes data = nb::cast<Bytes>(part.attr("data"));
+        const KindInfo& info = kKinds[kind];
+        const int64_t row_bytes = int64_t{n_in} / info.block * info.block_bytes;
+        if (n_out < 1 || n_in < 1 || n_in % info.block != 0 || static_cast<int64_t>(data.shape(0)) != n_out ||
+            static_cast<int64_t>(data.shape(1)) != row_bytes || (row_bytes > 1 && data.stride(1) != 1)) {
+            throw nb::value_error((std::string(info.name) + " matrix [" + std::to_string(n_out) + ", " +
+                                   std::to_string(n_in) + "] needs uint8 [" + std::to_string(n_out) + ", " +
+                                   std::to_string(row_bytes) + "] with contiguous rows")
+                                      .c_str());
+        }
+        if (!stored.empty() && stored.front().n_in != n_in) throw nb::value_error("parts of a weight differ in n_in");
+        stored.push_back({kind, n_out, n_in, data.data(), data.stride(0)});
+    }
+    if (stored.empty()) throw nb::value_error("a weight needs at least one part");
+    const nb::gil_scoped_release free;
+    return pack_weight(pool, stored);
+}
+
+void unpack_weight(Pool& pool, const Weight& weight, OutMatrix<float> out) {
+    if (static_cast<int>(out.shape(0)) != weight.n_out || static_cast<int>(out.shape(1)) != weight.n_in) {
+        throw nb::value_error("unpack: `out` must be [n_out, n_in]");
+    }
+    const Kernels& table = kernels();
+    float* values = out.data();
+    const nb::gil_scoped_release free;
+    pool.run([&](int worker) {
+        alignas(32) float cell[kCell * kColumns];
+        for (size_t i = 0; i < weight.parts.size(); ++i) {
+            const Panels& part = weight.parts[i];
+            pool.each((part.n_out + kColumns - 1) / kColumns, worker, [&](int panel, int) {
+                for (int k = 0; k < part.n_in; ++k) {
+                    if (k % kCell == 0) {
+                        table.unpack[part.kind](part.data + panel * part.panel_bytes, k / kCell, 1, cell, kColumns);
+                    }
+                    for (int c = 0; c < kColumns && panel * kColumns + c < part.n_out; ++c) {
+                        const int64_t row = weight.first[i] + panel * kColumns + c;
+                        values[row * part.n_in + k] = cell[k % kCell * kColumns + c];
+                    }
+                }
+            });
+        }
+    });
+}
+
+std::vector<float> copy_floats(const Vector<float>& values) { return {values.data(), values.data() + values.size()}; }
+
+std::vector<float> copy_floats(const nb::object& values) {
+    if (values.is_none()) return {};
+    return copy_floats(nb::cast<Vector<float>>(values));
+}
+
+void set_offsets(int64_t (&to)[FORM_COUNT], const std::vector<int64_t>& offsets) {
+    if (offsets.size() != FORM_COUNT) throw nb::value_error("an activation has one offset per form");
+    for (int form = 0; form < FORM_COUNT; ++form) to[form] = offsets[form];
+}
+
+using Offsets = std::vector<int64_t>;
+
+Instruction product(Op op, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms) {
+    if (forms.size() != weight->parts.size()) throw nb::value_error("a weight has one form per part");
+    Instruction i{};
+    i.op = op;
+    set_offsets(i.in, in);
+    i.out[FORM_FLOAT] = out;
+    i.width = weight->n_in;
+    i.out_width = weight->n_out;
+    i.weight = std::move(weight);
+    i.forms = std::move(forms);
+    const Kernels& table = kernels();
+    for (size_t part = 0; part < i.forms.size(); ++part) {
+        const int kind = i.weight->parts[part].kind;
+        const bool known = i.forms[part] == FORM_FLOAT || (i.forms[part] == FORM_INT8 && table.linear_int8[kind]) ||
+                           (i.forms[part] == FORM_INT16 && table.linear_int16[kind]);
+        if (!known) throw nb::value_error((std::string(kKinds[kind].name) + " has no product in this form").c_str());
+    }
+    return i;
+}
+
+HeadShape head_shape(nb::handle shape, const KVCache& cache) {
+    HeadShape out{};
+    out.heads = nb::cast<int>(shape.attr("heads"));
+    out.kv_heads = nb::cast<int>(shape.attr("kv_heads"));
+    out.head_dim = nb::cast<int>(shape.attr("head_dim"));
+    out.block_size = cache.block_size;
+    out.half = cache.half;
+    out.window = nb::cast<int>(shape.attr("window"));
+    out.scale = nb::cast<float>(shape.attr("scale"));
+    out.softcap = nb::cast<float>(shape.attr("softcap"));
+    return out;
+}
+
+Sampling read_sampling(nb::handle s) {
+    const auto floats = [&](const char* name) { return nb::cast<Vector<float>>(s.attr(name)).data(); };
+    const auto ints = [&](const char* name) { return nb::cast<Vector<int32_t>>(s.attr(name)).data(); };
+    return {floats("temperature"), ints("top_k"),       floats("top_p"),       floats("min_p"),
+            nb::cast<Vector<uint64_t>>(s.attr("seed")).data(),
+            ints("choice"),        ints("position"),    ints("target"),        ints("logprobs"),
+            floats("repetition"),  floats("presence"),  floats("frequency"),   ints("seen_ptr"),
+            ints("seen_ids"),      ints("seen_counts"), ints("bias_ptr"),      ints("bias_ids"),
+            floats("bias_values"), ints("allow_ptr"),   ints("allow_ids")};
+}
+
+Drawn read_drawn(nb::handle d) {
+    const OutMatrix<int32_t> ids = nb::cast<OutMatrix<int32_t>>(d.attr("top_ids"));
+    return {nb::cast<OutVector<int32_t>>(d.attr("token")).data(),
+            nb::cast<OutVector<float>>(d.attr("logprob")).data(),
+            nb::cast<OutVector<int32_t>>(d.attr("rank")).data(),
+            ids.data(),
+            nb::cast<OutMatrix<float>>(d.attr("top_logprobs")).data(),
+            nb::cast<OutVector<uint8_t>>(d.attr("ok")).data(),
+            static_cast<int64_t>(ids.shape(1))};
+}
+
+Step read_step(nb::handle arrays) {
+    Step batch;
+    const auto ints = [&](const char* name) { return nb::cast<Vector<int32_t>>(arrays.attr(name)); };
+    const Vector<int32_t> tokens = ints("tokens"), slots = ints("slots"), rows = ints("rows");
+    batch.tokens_count = static_cast<int>(tokens.size());
+    batch.sequences = static_cast<int>(slots.size());
+    batch.rows_count = static_cast<int>(rows.size());
+    batch.tokens = tokens.data();
+    batch.positions = ints("positions").data();
+    batch.starts = ints("starts").data();
+    batch.slots = slots.data();
+    batch.rows = rows.data();
+    for (nb::handle table : arrays.attr("tables")) {
+        const Matrix<int32_t> ids = nb::cast<Matrix<int32_t>>(table);
+        batch.tables.push_back({ids.data(), static_cast<int64_t>(ids.shape(1))});
+    }
+    return batch;
+}
+
+// The arrays of `arrays` are kept alive by the caller's references for the time of the call.
+void run_model(Model& model, nb::handle arrays, nb::handle sampling, nb::handle drawn) {
+    const Sampling parameters = read_sampling(sampling);
+    const Drawn results = read_drawn(drawn);
+    const Step step = read_step(arrays);
+    const nb::gil_scoped_release free;
+    model.run(step, &parameters, results, nullptr);
+}
+
+void run_logits(Model& model, nb::handle arrays, OutMatrix<float> out) {
+    const Step step = read_step(arrays);
+    if (static_cast<int>(out.shape(0)) != step.rows_count || static_cast<int>(out.shape(1)) != model.vocab()) {
+        throw nb::value_error("logits: `out` must be [rows, vocabulary]");
+    }
+    float* values = out.data();
+    const nb::gil_scoped_release free;
+    model.run(step, nullptr, Drawn{}, values);
+}
+
+void copy_blocks(KVCache& cache, int group, Matrix<int32_t> pairs) {
+    const nb::gil_scoped_release free;
+    for (size_t i = 0; i < pairs.shape(0); ++i) cache.copy_block(group, pairs.data()[2 * i], pairs.data()[2 * i + 1]);
+}
+
+void bind_program(nb::module_& m) {
+    nb::class_<Program>(m, "Program")
+        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KVCache>, int64_t>(), nb::arg("pool"), nb::arg("cache"),
+             nb::arg("arena_bytes"))
+        .def("embed",
+             [](Program& p, const Offsets& out, std::shared_ptr<Weight> table, float scale) {
+                 Instruction i{};
+                 i.op = Op::Embed;
+                 set_offsets(i.out, out);
+                 i.out_width = table->n_in;
+                 i.scale = scale;
+                 i.weight = std::move(table);
+                 p.add(std::move(i));
+             })
+        .def("rotary",
+             [](Program& p, int64_t out, Vector<float> inv_freq, float scale) {
+                 Instruction i{};
+                 i.op = Op::Rotary;
+                 i.out[FORM_FLOAT] = out;
+                 i.out_width = static_cast<int>(2 * inv_freq.size());
+                 i.scale = scale;
+                 i.first = copy_floats(inv_freq);
+                 p.add(std::move(i));
+             })
+        .def("norm",
+             [](Program& p, int64_t in, const Offsets& out, Vector<float> weight, float eps, int64_t residual) {
+                 Instruction i{};
+                 i.op = Op::Norm;
+                 i.in[FORM_FLOAT] = in;
+                 set_offsets(i.out, out);
+                 i.width = i.out_width = static_cast<int>(weight.size());
+                 i.eps = eps;
+                 i.residual = residual;
+                 i.first = copy_floats(weight);
+                 p.add(std::move(i));
+             })
+        .def("pack",
+             [](Program& p, int64_t in, const Offsets& out, int width) {
+                 Instruction i{};
+                 i.op = Op::Pack;
+                 i.in[FORM_FLOAT] = in;
+                 set_offsets(i.out, out);
+                 i.width = i.out_width = width;
+                 p.add(std::move(i));
+             })
+        .def("linear",
+             [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
+                nb::object bias, int64_t residual) {
+                 Instruction i = product(Op::Linear, in, out, std::move(weight), std::move(forms));
+                 i.first = copy_floats(bias);
+                 i.residual = residual;
+                 p.add(std::move(i));
+             },
+             nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
+             nb::arg("residual"))
+        .def("gated",
+             [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
+                int activation) {
+                 Instruction i = product(Op::Gated, in, out, std::move(weight), std::move(forms));
+                 i.out_width /= 2;
+                 i.activation = activation;
+                 p.add(std::move(i));
+             })
+        .def("store_kv",
+             [](Program& p, int64_t qkv, int64_t rotary, int rotary_width, int64_t out, nb::object shape, KVCache& cache,
+                nb::object q_norm, nb::object k_norm, float eps) {
+                 Instruction i{};
+                 i.op = Op::StoreKV;
+                 i.in[FORM_FLOAT] = qkv;
+                 i.rotary = rotary;
+                 i.width = rotary_width;
+                 i.out[FORM_FLOAT] = out;
+                 i.shape = head_shape(shape, cache);
+                 i.out_width = i.shape.heads * i.shape.head_dim;
+                 i.layer = nb::cast<int>(shape.attr("layer"));
+                 i.group = nb::cast<int>(shape.attr("group"));
+                 i.first = copy_floats(q_norm);
+                 i.second = copy_floats(k_norm);
+                 i.eps = eps;
+                 p.add(std::move(i));
+             },
+             nb::arg("qkv"), nb::arg("rotary"), nb::arg("rotary_width"), nb::arg("out"), nb::arg("shape"),
+             nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"))
+        .def("attend",
+             [](Program& p, int64_t q, int64_t out, nb::object shape, KVCache& cache) {
+                 Instruction i{};
+                 i.op = Op::Attend;
+                 i.in[FORM_FLOAT] = q;
+                 i.out[FORM_FLOAT] = out;
+                 i.shape = head_shape(shape, cache);
+                 i.out_width = i.shape.heads * i.shape.head_dim;
+                 i.layer = nb::cast<int>(shape.attr("layer"));
+                 i.group = nb::cast<int>(shape.attr("group"));
+                 p.add(std::move(i));
+             })
+        .def("gather",
+             [](Program& p, int64_t in, int64_t out, int width) {
+                 Instruction i{};
+                 i.op = Op::Gather;
+                 i.in[FORM_FLOAT] = in;
+                 i.out[FORM_FLOAT] = out;
+                 i.width = width;
+                 p.add(std::move(i));
+             })
+        .def("logits", [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight,
+                          std::vector<int> forms, float softcap, float scale) {
+            Instruction i = product(Op::Logits, in, out, std::move(weight), std::move(forms));
+            i.softcap = softcap;
+            i.scale = scale;
+            p.add(std::move(i));
+        });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.def("missing_features", [] { return detect_cpu().missing; });
+    m.def("noise_bits", [](uint64_t seed, int choice, int position, Vector<int64_t> ids, OutVector<uint32_t> out) {
+        const uint64_t key = noise_key(seed, choice, position);
+        for (size_t i = 0; i < ids.size() && i < out.size(); ++i) out.data()[i] = noise_bits(key, ids.data()[i]);
+    });
+    m.def("exp", [](Vector<float> x, OutVector<float> out) {
+        if (out.size() != x.size()) throw nb::value_error("exp: sizes differ");
+        kernels().exp(x.data(), static_cast<int64_t>(x.size()), out.data());
+    });
+    m.def("unpack", unpack_weight, nb::arg("pool"), nb::arg("weight"), nb::arg("out"));
+    m.def("copy_blocks", copy_blocks);
+
+    nb::class_<Pool>(m, "Pool")
+        .def("__init__",
+             [](Pool* self, int threads) {
+                 kernels();  // fails here, with a reason, on a CPU that lacks the instructions
+                 if (threads < 1 || threads > 1024) throw nb::value_error("threads must be between 1 and 1024");
+                 new (self) Pool(threads);
+             })
+        .def_prop_ro("threads", &Pool::threads);
+    nb::class_<Weight>(m, "Weight")
+        .def_ro("n_out", &Weight::n_out)
+        .def_ro("n_in", &Weight::n_in)
+        .def_prop_ro("bytes", [](const Weight& w) { return w.arena.size(); });
+    m.def("pack", make_weight, nb::arg("pool"), nb::arg("parts"));
+    nb::class_<KVCache>(m, "KVCache")
+        .def(nb::init<int, int, bool, int, const std::vector<int>&, const std::vector<int>&>(), nb::arg("kv_heads"),
+             nb::arg("head_dim"), nb::arg("half"), nb::arg("block_size"), nb::arg("blocks"), nb::arg("group_of"))
+        .def_prop_ro("bytes", &KVCache::bytes);
+    bind_program(m);
+    nb::class_<Model>(m, "Model")
+        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KVCache>, std::shared_ptr<Program>, std::shared_ptr<Program>,
+                      int64_t, int64_t, int64_t, int, int, int, int>(),
+             nb::arg("pool"), nb::arg("cache"), nb::arg("body"), nb::arg("head"), nb::arg("hidden"), nb::arg("input"),
+             nb::arg("logits"), nb::arg("width"), nb::arg("vocab"), nb::arg("max_tokens"), nb::arg("head_rows"))
+        .def("run", run_model, nb::arg("batch"), nb::arg("sampling"), nb::arg("drawn"))
+        .def("raw_logits", run_logits, nb::arg("batch"), nb::arg("out"))
+        .def_prop_ro("bytes", &Model::bytes);
+}

@@ -1,0 +1,117 @@
+// The functions that have an implementation per instruction set, as a table that is filled once from cpuid.
+//
+// The units that implement them are compiled with their own -m flags and keep everything in anonymous namespaces. They
+// include this header, intrinsics and C headers only: an inline function or template shared with other units could be
+// merged by the linker into a copy that older CPUs cannot run.
+#pragma once
+
+#include "kinds.h"
+
+namespace octavo {
+
+// Activations as signed bytes, groups of 32, for weights of 4 to 6 bits. Group g of row r is at index g * rows + r.
+struct Act8 {
+    int8_t* q;       // 32 values
+    float* scale;    // value = q * scale
+    float* sum;      // scale * (sum of q)
+    int32_t* halves; // sums of q over the two halves of the group, as two int16
+    int64_t rows;
+};
+
+// Activations as int16 with one scale per row.
+struct Act16 {
+    int16_t* q;    // 32 values of group g, row r at index g * rows + r
+    float* sum;    // sum of q over the group
+    float* scale;  // [rows]
+    int64_t rows;
+};
+
+enum ActivationKind : int { SILU, GELU_TANH, GELU, RELU };
+
+struct HeadShape {
+    int heads;
+    int kv_heads;
+    int head_dim;
+    int block_size;
+    int half;  // the cache holds float16, not float32
+    int window;
+    float scale;
+    float softcap;
+};
+
+// A layer's part of the KV cache: blocks of [kv_head][head_dim][block_size] K, then [kv_head][block_size][head_dim] V.
+struct LayerCache {
+    uint8_t* data;
+    int64_t block_bytes;
+};
+
+// One work item of attention: consecutive tokens of one sequence, one KV head, all query heads that read it.
+struct AttendItem {
+    const float* q;  // row of the first token, [heads * head_dim] each
+    float* out;      // same
+    LayerCache cache;
+    const int32_t* table;
+    int kv_head;
+    int position;  // of the first token
+    int tokens;
+    float* scratch;  // attend_scratch() floats
+};
+
+using UnpackFn = void (*)(const uint8_t* panel, int first_cell, int cells, float* out, int64_t stride);
+// Columns [8 * panel, 8 * (panel + count)) of x @ weight^T for `rows` rows from `row`, to out[r * stride + column].
+// `scratch` holds kFloatScratch floats.
+using LinearFloatFn = void (*)(const Panels&, int panel, int count, const float* x, int64_t x_stride, int row, int rows,
+                               float* out, int64_t stride, float* scratch);
+using LinearInt8Fn = void (*)(const Panels&, int panel, int count, const Act8&, int row, int rows, float* out,
+                              int64_t stride);
+using LinearInt16Fn = void (*)(const Panels&, int panel, int count, const Act16&, int row, int rows, float* out,
+                               int64_t stride);
+
+constexpr int kFloatScratch = 64 * kTileColumns;
+
+struct Kernels {
+    UnpackFn unpack[KIND_COUNT];
+    LinearFloatFn linear_float[KIND_COUNT];
+    LinearInt8Fn linear_int8[KIND_COUNT];    // null for kinds without
+    LinearInt16Fn linear_int16[KIND_COUNT];  // null for kinds without
+
+    void (*pack_int8)(const float* x, int width, const Act8& out, int64_t row);
+    void (*pack_int16)(const float* x, int width, const Act16& out, int64_t row);
+
+    // residual may be null.
+    void (*norm)(const float* x, const float* weight, const float* residual, int width, float eps, float* out);
+    // out = x * scale + bias + residual, each where given.
+    void (*finish)(const float* x, int width, const float* bias, const float* residual, float* out);
+    void (*gate)(const float* gate, const float* up, int width, int activation, float* out);
+    void (*scale_cap)(float* x, int64_t width, float scale, float softcap);
+
+    // Rotates q and k heads of a row (after their norms), stores k and v at `offset` of `block`, and writes q.
+    void (*store_kv)(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm,
+                     float eps, const HeadShape&, const LayerCache&, int block, int offset, float* q, float* scratch);
+    void (*attend)(const AttendItem&, const HeadShape&);
+
+    // Largest value; NaN when any value is NaN.
+    float (*maximum)(const float* x, int64_t n);
+    int64_t (*first_equal)(const float* x, int64_t n, float value);  // index, n if none
+    // sum of exp(x - top): float32 lanes over tiles of 1024, tiles added in float64 in order.
+    double (*sum_exp)(const float* x, int64_t n, float top);
+    int64_t (*count_greater)(const float* x, int64_t n, float value);
+    // Ids with x >= value, ascending; returns how many, at most n.
+    int64_t (*at_least)(const float* x, int64_t n, float value, int32_t* ids);
+    void (*exp)(const float* x, int64_t n, float* out);
+};
+
+int64_t attend_scratch(const HeadShape&);  // floats
+int attend_tokens(const HeadShape&);       // largest `tokens` of an item
+
+void fill_linear_float_avx2(Kernels&);
+void fill_linear_int8_avx2(Kernels&);
+void fill_linear_int16_avx2(Kernels&);
+void fill_rows_avx2(Kernels&);
+void fill_attention_avx2(Kernels&);
+void fill_vocabulary_avx2(Kernels&);
+
+// The table for this CPU. Throws std::runtime_error that names what the CPU lacks.
+const Kernels& kernels();
+
+}  // namespace octavo

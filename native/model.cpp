@@ -1,0 +1,107 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace octavo {
+
+Model::Model(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, std::shared_ptr<Program> body,
+             std::shared_ptr<Program> head, int64_t hidden, int64_t input, int64_t logits, int width, int vocab,
+             int max_tokens, int head_rows)
+    : pool_(std::move(pool)),
+      cache_(std::move(cache)),
+      body_(std::move(body)),
+      head_(std::move(head)),
+      hidden_(hidden),
+      input_(input),
+      logits_(logits),
+      width_(width),
+      vocab_(vocab),
+      head_rows_(head_rows),
+      scratch_(pool_->threads()) {
+    body_->reserve_scratch();
+    head_->reserve_scratch();
+    batch_.owner.resize(max_tokens);
+    batch_.spans.resize(body_->span_lengths().size());
+    for (std::vector<Span>& spans : batch_.spans) spans.reserve(max_tokens);
+    for (SamplerScratch& scratch : scratch_) {
+        scratch.scores.resize(vocab);
+        scratch.mass.resize(vocab);
+        scratch.ids.resize(vocab);
+    }
+}
+
+void Model::prepare() {
+    for (int s = 0; s < batch_.sequences; ++s) {
+        std::fill(batch_.owner.begin() + batch_.starts[s], batch_.owner.begin() + batch_.starts[s + 1], s);
+    }
+    for (size_t list = 0; list < batch_.spans.size(); ++list) {
+        std::vector<Span>& spans = batch_.spans[list];
+        const int length = body_->span_lengths()[list];
+        spans.clear();
+        for (int s = 0; s < batch_.sequences; ++s) {
+            for (int t = batch_.starts[s]; t < batch_.starts[s + 1]; t += length) {
+                spans.push_back({s, t, std::min(length, batch_.starts[s + 1] - t)});
+            }
+        }
+    }
+}
+
+// Every block that attention will read. The blocks written are a part of them, but for windows behind the step.
+void Model::check_blocks() const {
+    int checked_group = -1;
+    int checked_window = -1;
+    for (const Instruction& i : body_->instructions()) {
+        if (i.op != Op::Attend || (i.group == checked_group && i.shape.window == checked_window)) continue;
+        checked_group = i.group;
+        checked_window = i.shape.window;
+        const BlockTable& table = batch_.tables[i.group];
+        const int blocks = cache_->blocks[i.group];
+        for (int s = 0; s < batch_.sequences; ++s) {
+            const int first = batch_.positions[batch_.starts[s]];
+            const int last = batch_.positions[batch_.starts[s + 1] - 1];
+            const int begin = i.shape.window > 0 ? std::max(0, first - i.shape.window + 1) : 0;
+            const int32_t* ids = table.ids + batch_.slots[s] * table.columns;
+            for (int b = begin / cache_->block_size; b <= last / cache_->block_size; ++b) {
+                if (ids[b] >= 0 && ids[b] < blocks) continue;
+                throw std::invalid_argument("tables[" + std::to_string(i.group) + "]: block " + std::to_string(ids[b]) +
+                                            " of slot " + std::to_string(batch_.slots[s]) + " is not in [0, " +
+                                            std::to_string(blocks) + ")");
+            }
+        }
+    }
+}
+
+void Model::run(const Step& step, const Sampling* sampling, const Drawn& drawn, float* out) {
+    const std::lock_guard<std::mutex> one_step_at_a_time(mutex_);
+    static_cast<Step&>(batch_) = step;
+    check_blocks();
+    prepare();
+    float* logits = reinterpret_cast<float*>(head_->arena() + logits_);
+    float* input = reinterpret_cast<float*>(head_->arena() + input_);
+    const float* hidden = reinterpret_cast<const float*>(body_->arena() + hidden_);
+    const Kernels& table = kernels();
+    pool_->run([&](int worker) {
+        if (batch_.tokens_count > 0) body_->run(batch_, batch_.tokens_count, worker);
+        for (int first = 0; first < batch_.rows_count; first += head_rows_) {
+            const int rows = std::min(head_rows_, batch_.rows_count - first);
+            pool_->each(rows, worker, [&](int r, int) {
+                std::memcpy(input + int64_t{r} * width_, hidden + int64_t{first + r} * width_, sizeof(float) * width_);
+            });
+            head_->run(batch_, rows, worker);
+            pool_->each(rows, worker, [&](int r, int) {
+                const float* row = logits + int64_t{r} * vocab_;
+                if (sampling != nullptr) {
+                    draw_row(table, row, vocab_, *sampling, first + r, scratch_[worker], drawn);
+                } else {
+                    std::memcpy(out + int64_t{first + r} * vocab_, row, sizeof(float) * vocab_);
+                }
+            });
+        }
+    });
+}
+
+}  // namespace octavo

@@ -1,0 +1,265 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+namespace octavo {
+
+namespace {
+
+constexpr int kWide = kTileColumns + kColumns;  // columns of 32 that do not start at a panel touch five panels
+// A worker's buffers for a matrix product: unpacked weights, then up to three results.
+constexpr int64_t kProductScratch = kFloatScratch + int64_t{3} * kRowBlock * kWide;
+
+std::vector<Tile> tiles_of(const Weight& weight) {
+    std::vector<Tile> tiles;
+    for (size_t part = 0; part < weight.parts.size(); ++part) {
+        const int n_out = weight.parts[part].n_out;
+        for (int column = 0; column < n_out; column += kTileColumns) {
+            const int columns = std::min(kTileColumns, n_out - column);
+            tiles.push_back({static_cast<int>(part), column / kColumns, (columns + kColumns - 1) / kColumns,
+                             weight.first[part] + column, columns});
+        }
+    }
+    return tiles;
+}
+
+int count_blocks(int n, int size) { return (n + size - 1) / size; }
+
+}  // namespace
+
+Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int64_t arena_bytes)
+    : pool_(std::move(pool)),
+      cache_(std::move(cache)),
+      kernels_(octavo::kernels()),
+      arena_(arena_bytes),
+      scratch_floats_(kProductScratch) {}
+
+void Program::add(Instruction instruction) {
+    if (instruction.weight && instruction.op != Op::Embed) instruction.tiles = tiles_of(*instruction.weight);
+    if (instruction.op == Op::StoreKV) {
+        scratch_floats_ = std::max<int64_t>(scratch_floats_, instruction.shape.head_dim);
+    }
+    if (instruction.op == Op::Attend) {
+        const int length = attend_tokens(instruction.shape);
+        const auto found = std::find(span_lengths_.begin(), span_lengths_.end(), length);
+        instruction.spans = static_cast<int>(found - span_lengths_.begin());
+        if (found == span_lengths_.end()) span_lengths_.push_back(length);
+        scratch_floats_ = std::max(scratch_floats_, attend_scratch(instruction.shape));
+    }
+    instructions_.push_back(std::move(instruction));
+}
+
+void Program::reserve_scratch() {
+    scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;  // workers share no cache line
+    scratch_ = Arena(scratch_floats_ * sizeof(float) * pool_->threads());
+}
+
+void Program::run(const Batch& batch, int rows, int worker) {
+    const Context context{batch, rows, worker};
+    for (const Instruction& instruction : instructions_) step(instruction, context);
+}
+
+Act8 Program::act8(int64_t offset, int width, int64_t rows) const {
+    const int64_t groups = width / kCell * rows;
+    uint8_t* at = arena_.data() + offset;
+    float* scale = reinterpret_cast<float*>(at + groups * kCell);
+    return {reinterpret_cast<int8_t*>(at), scale, scale + groups, reinterpret_cast<int32_t*>(scale + 2 * groups), rows};
+}
+
+Act16 Program::act16(int64_t offset, int width, int64_t rows) const {
+    const int64_t groups = width / kCell * rows;
+    uint8_t* at = arena_.data() + offset;
+    float* sum = reinterpret_cast<float*>(at + groups * kCell * 2);
+    return {reinterpret_cast<int16_t*>(at), sum, sum + groups, rows};
+}
+
+void Program::pack_row(const Instruction& i, const Context& c, const float* x, int64_t row) const {
+    if (i.out[FORM_INT8] != kNone) kernels_.pack_int8(x, i.out_width, act8(i.out[FORM_INT8], i.out_width, c.rows), row);
+    if (i.out[FORM_INT16] != kNone) kernels_.pack_int16(x, i.out_width, act16(i.out[FORM_INT16], i.out_width, c.rows), row);
+}
+
+// row(r, out): out is the row of the float output; its integer forms are made while it is in the cache.
+template <class Row>
+void Program::each_row(const Instruction& i, const Context& c, const Row& row) {
+    pool_->each(c.rows, c.worker, [&](int r, int) {
+        float* out = floats(i.out[FORM_FLOAT], r, i.out_width);
+        row(r, out);
+        pack_row(i, c, out, r);
+    });
+}
+
+void Program::step(const Instruction& i, const Context& c) {
+    const float* in = floats(i.in[FORM_FLOAT] == kNone ? 0 : i.in[FORM_FLOAT]);
+    float* buffer = scratch(c.worker);
+    const int blocks = count_blocks(c.rows, kRowBlock);
+    const auto rows_of = [&](int block) { return std::min(kRowBlock, c.rows - block * kRowBlock); };
+    switch (i.op) {
+        case Op::Embed:
+            each_row(i, c, [&](int r, float* out) { embed_row(i, c.batch.tokens[r], out, buffer); });
+            break;
+        case Op::Rotary:
+            each_row(i, c, [&](int r, float* out) { rotary_row(i, c.batch.positions[r], out); });
+            break;
+        case Op::Norm:
+            each_row(i, c, [&](int r, float* out) {
+                const float* residual = i.residual == kNone ? nullptr : floats(i.residual, r, i.width);
+                kernels_.norm(in + int64_t{r} * i.width, i.first.data(), residual, i.width, i.eps, out);
+            });
+            break;
+        case Op::Gather:
+            pool_->each(c.batch.rows_count, c.worker, [&](int r, int) {
+                std::memcpy(floats(i.out[FORM_FLOAT], r, i.width), in + int64_t{c.batch.rows[r]} * i.width,
+                            sizeof(float) * i.width);
+            });
+            break;
+        case Op::Pack:
+            pool_->each(c.rows, c.worker, [&](int r, int) { pack_row(i, c, in + int64_t{r} * i.out_width, r); });
+            break;
+        case Op::Linear:
+        case Op::Logits: {
+            const int tiles = static_cast<int>(i.tiles.size());
+            pool_->each(tiles * blocks, c.worker, [&](int item, int) {
+                const int block = item / tiles;
+                linear_tile(i, c, i.tiles[item % tiles], block * kRowBlock, rows_of(block), buffer);
+            });
+            break;
+        }
+        case Op::Gated: {
+            const int tiles = count_blocks(i.out_width, kTileColumns);
+            pool_->each(tiles * blocks, c.worker, [&](int item, int) {
+                const int block = item / tiles;
+                gated_tile(i, c, item % tiles * kTileColumns, block * kRowBlock, rows_of(block), buffer);
+            });
+            break;
+        }
+        case Op::StoreKV:
+            pool_->each(c.rows, c.worker, [&](int r, int) { store_row(i, c, r, buffer); });
+            break;
+        case Op::Attend: {
+            const int items = static_cast<int>(c.batch.spans[i.spans].size()) * i.shape.kv_heads;
+            pool_->each(items, c.worker, [&](int item, int) { attend_item(i, c, item, buffer); });
+            break;
+        }
+    }
+}
+
+void Program::embed_row(const Instruction& i, int32_t id, float* out, float* buffer) const {
+    const Weight& table = *i.weight;
+    size_t part = 0;
+    while (id - table.first[part] >= table.parts[part].n_out) ++part;
+    const Panels& panels = table.parts[part];
+    const int row = id - table.first[part];
+    const uint8_t* panel = panels.data + row / kColumns * panels.panel_bytes;
+    constexpr int kCells = kFloatScratch / (kCell * kColumns);
+    for (int k = 0; k < panels.n_in; k += kCells * kCell) {
+        const int depth = std::min(kCells * kCell, panels.n_in - k);
+        kernels_.unpack[panels.kind](panel, k / kCell, count_blocks(depth, kCell), buffer, kColumns);
+        for (int j = 0; j < depth; ++j) out[k + j] = buffer[j * kColumns + row % kColumns] * i.scale;
+    }
+}
+
+void Program::rotary_row(const Instruction& i, int32_t position, float* out) const {
+    const size_t half = i.first.size();
+    for (size_t j = 0; j < half; ++j) {
+        const float angle = static_cast<float>(position) * i.first[j];
+        out[j] = static_cast<float>(std::cos(static_cast<double>(angle))) * i.scale;
+        out[half + j] = static_cast<float>(std::sin(static_cast<double>(angle))) * i.scale;
+    }
+}
+
+void Program::product(const Instruction& i, const Context& c, int part, int panel, int panels, int row, int rows,
+                      float* out, int64_t stride, float* buffer) const {
+    const Panels& weight = i.weight->parts[part];
+    switch (i.forms[part]) {
+        case FORM_INT8:
+            kernels_.linear_int8[weight.kind](weight, panel, panels, act8(i.in[FORM_INT8], i.width, c.rows), row, rows, out,
+                                              stride);
+            break;
+        case FORM_INT16:
+            kernels_.linear_int16[weight.kind](weight, panel, panels, act16(i.in[FORM_INT16], i.width, c.rows), row, rows,
+                                               out, stride);
+            break;
+        default:
+            kernels_.linear_float[weight.kind](weight, panel, panels, floats(i.in[FORM_FLOAT]), i.width, row, rows, out,
+                                               stride, buffer);
+    }
+}
+
+void Program::linear_tile(const Instruction& i, const Context& c, const Tile& tile, int row, int rows,
+                          float* buffer) const {
+    float* result = buffer + kFloatScratch;
+    product(i, c, tile.part, tile.panel, tile.panels, row, rows, result, kWide, buffer);
+    const float* bias = i.first.empty() ? nullptr : i.first.data() + tile.column;
+    for (int r = 0; r < rows; ++r) {
+        float* x = result + r * kWide;
+        if (i.op == Op::Logits && (i.scale != 1 || i.softcap > 0)) kernels_.scale_cap(x, tile.columns, i.scale, i.softcap);
+        const float* residual = i.residual == kNone ? nullptr : floats(i.residual, row + r, i.out_width) + tile.column;
+        kernels_.finish(x, tile.columns, bias, residual, floats(i.out[FORM_FLOAT], row + r, i.out_width) + tile.column);
+    }
+}
+
+// Columns [column, column + columns) of the product, wherever parts and panels begin, to out[r * kWide].
+void Program::gather_columns(const Instruction& i, const Context& c, int column, int columns, int row, int rows,
+                             float* out, float* buffer) const {
+    float* result = buffer + kFloatScratch;
+    for (size_t part = 0; part < i.weight->parts.size(); ++part) {
+        const int first = i.weight->first[part];
+        const int from = std::max(column, first) - first;
+        const int end = std::min(column + columns, first + i.weight->parts[part].n_out) - first;
+        if (from >= end) continue;
+        const int panel = from / kColumns;
+        product(i, c, static_cast<int>(part), panel, count_blocks(end, kColumns) - panel, row, rows, result, kWide, buffer);
+        for (int r = 0; r < rows; ++r) {
+            std::memcpy(out + r * kWide + (from + first - column), result + r * kWide + from % kColumns,
+                        sizeof(float) * (end - from));
+        }
+    }
+}
+
+void Program::gated_tile(const Instruction& i, const Context& c, int column, int row, int rows, float* buffer) const {
+    const int columns = std::min(kTileColumns, i.out_width - column);
+    float* gates = buffer + kFloatScratch + int64_t{kRowBlock} * kWide;
+    float* ups = gates + int64_t{kRowBlock} * kWide;
+    gather_columns(i, c, column, columns, row, rows, gates, buffer);
+    gather_columns(i, c, i.out_width + column, columns, row, rows, ups, buffer);
+    for (int r = 0; r < rows; ++r) {
+        float* out = floats(i.out[FORM_FLOAT], row + r, i.out_width) + column;
+        kernels_.gate(gates + r * kWide, ups + r * kWide, columns, i.activation, out);
+    }
+}
+
+void Program::store_row(const Instruction& i, const Context& c, int row, float* buffer) const {
+    const int sequence = c.batch.owner[row];
+    const BlockTable& table = c.batch.tables[i.group];
+    const int position = c.batch.positions[row];
+    const int block = table.ids[c.batch.slots[sequence] * table.columns + position / i.shape.block_size];
+    const bool rotate = i.rotary != kNone;
+    const int rotary_width = rotate ? i.width : 0;
+    const int qkv_width = (i.shape.heads + 2 * i.shape.kv_heads) * i.shape.head_dim;
+    kernels_.store_kv(floats(i.in[FORM_FLOAT], row, qkv_width), rotate ? floats(i.rotary, row, rotary_width) : nullptr,
+                      rotary_width / 2, i.first.empty() ? nullptr : i.first.data(),
+                      i.second.empty() ? nullptr : i.second.data(), i.eps, i.shape, cache_->layers[i.layer], block,
+                      position % i.shape.block_size, floats(i.out[FORM_FLOAT], row, i.out_width), buffer);
+}
+
+void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {
+    const Span& span = c.batch.spans[i.spans][item / i.shape.kv_heads];
+    const BlockTable& table = c.batch.tables[i.group];
+    kernels_.attend(
+        {
+            floats(i.in[FORM_FLOAT], span.token, i.out_width),
+            floats(i.out[FORM_FLOAT], span.token, i.out_width),
+            cache_->layers[i.layer],
+            table.ids + c.batch.slots[span.sequence] * table.columns,
+            item % i.shape.kv_heads,
+            c.batch.positions[span.token],
+            span.tokens,
+            buffer,
+        },
+        i.shape);
+}
+
+}  // namespace octavo

@@ -1,0 +1,141 @@
+// A recorded body or head: a flat list of instructions over an arena of activations. Offsets were planned when it was
+// recorded; only the number of rows changes from step to step.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "kv_cache.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace octavo {
+
+constexpr int kRowBlock = 128;  // rows of a work item of a matrix product
+
+enum class Op { Embed, Rotary, Norm, Pack, Linear, Gated, StoreKV, Attend, Gather, Logits };
+
+// How a part of a weight takes its input.
+enum Form : int { FORM_FLOAT, FORM_INT8, FORM_INT16, FORM_COUNT };
+
+// Columns of a product that one work item computes: panels of one part.
+struct Tile {
+    int part;
+    int panel;
+    int panels;
+    int column;
+    int columns;
+};
+
+constexpr int64_t kNone = -1;
+
+// One instruction; an op uses the fields it needs. Offsets are bytes into the arena.
+struct Instruction {
+    Op op;
+    int64_t in[FORM_COUNT] = {kNone, kNone, kNone};  // the input in each form
+    int64_t residual = kNone;
+    int64_t rotary = kNone;
+    int64_t out[FORM_COUNT] = {kNone, kNone, kNone};
+    int width = 0;      // of the input
+    int out_width = 0;
+    float scale = 1;    // embed, logits
+    float eps = 0;      // norm, store_kv
+    float softcap = 0;  // logits
+    int activation = SILU;
+    std::shared_ptr<Weight> weight;
+    std::vector<int> forms;   // of each part of the weight
+    std::vector<Tile> tiles;
+    std::vector<float> first;   // norm weight, bias, q norm, inverse frequencies
+    std::vector<float> second;  // k norm
+    HeadShape shape{};
+    int layer = 0;
+    int group = 0;
+    int spans = 0;  // attend: which list of the step's spans
+};
+
+// Tokens of one sequence that one attention item works on.
+struct Span {
+    int sequence;
+    int token;
+    int tokens;
+};
+
+struct BlockTable {
+    const int32_t* ids;
+    int64_t columns;
+};
+
+// A step as the caller gives it; see BatchArrays in octavo/ops/contract.py.
+struct Step {
+    int tokens_count = 0;
+    int sequences = 0;
+    int rows_count = 0;
+    const int32_t* tokens = nullptr;
+    const int32_t* positions = nullptr;
+    const int32_t* starts = nullptr;
+    const int32_t* slots = nullptr;
+    const int32_t* rows = nullptr;
+    std::vector<BlockTable> tables;
+};
+
+// A step with what is derived from it.
+struct Batch : Step {
+    std::vector<int32_t> owner;            // [tokens]: sequence of each
+    std::vector<std::vector<Span>> spans;  // one list per length in Program::span_lengths
+};
+
+class Program {
+public:
+    Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int64_t arena_bytes);
+
+    void add(Instruction instruction);
+    // Runs everything for `rows` rows; every worker of a pool job must call it.
+    void run(const Batch& batch, int rows, int worker);
+
+    uint8_t* arena() const { return arena_.data(); }
+    size_t bytes() const { return arena_.size() + scratch_.size(); }
+    const std::vector<Instruction>& instructions() const { return instructions_; }
+    const std::vector<int>& span_lengths() const { return span_lengths_; }
+    void reserve_scratch();
+
+private:
+    struct Context {
+        const Batch& batch;
+        int rows;
+        int worker;
+    };
+
+    float* floats(int64_t offset, int64_t row = 0, int width = 0) const {
+        return reinterpret_cast<float*>(arena_.data() + offset) + row * width;
+    }
+    float* scratch(int worker) const { return reinterpret_cast<float*>(scratch_.data()) + worker * scratch_floats_; }
+    Act8 act8(int64_t offset, int width, int64_t rows) const;
+    Act16 act16(int64_t offset, int width, int64_t rows) const;
+
+    void step(const Instruction& i, const Context& c);
+    template <class Row>
+    void each_row(const Instruction& i, const Context& c, const Row& row);
+    void pack_row(const Instruction& i, const Context& c, const float* x, int64_t row) const;
+    void embed_row(const Instruction& i, int32_t id, float* out, float* buffer) const;
+    void rotary_row(const Instruction& i, int32_t position, float* out) const;
+    void product(const Instruction& i, const Context& c, int part, int panel, int panels, int row, int rows, float* out,
+                 int64_t stride, float* buffer) const;
+    void linear_tile(const Instruction& i, const Context& c, const Tile& tile, int row, int rows, float* buffer) const;
+    void gated_tile(const Instruction& i, const Context& c, int column, int row, int rows, float* buffer) const;
+    void gather_columns(const Instruction& i, const Context& c, int column, int columns, int row, int rows, float* out,
+                        float* buffer) const;
+    void store_row(const Instruction& i, const Context& c, int row, float* buffer) const;
+    void attend_item(const Instruction& i, const Context& c, int item, float* buffer) const;
+
+    std::shared_ptr<Pool> pool_;
+    std::shared_ptr<KVCache> cache_;
+    const Kernels& kernels_;
+    Arena arena_;
+    Arena scratch_;
+    int64_t scratch_floats_;
+    std::vector<Instruction> instructions_;
+    std::vector<int> span_lengths_;
+};
+
+}  // namespace octavo

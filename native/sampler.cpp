@@ -1,0 +1,198 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace octavo {
+
+namespace {
+
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+float gumbel(uint32_t bits) {
+    const double u = (bits + 0.5) / 4294967296.0;
+    return static_cast<float>(-std::log(-std::log(u)));
+}
+
+// No less than gumbel(bits): with v = 1 - u, g = -log(-log(1 - v)) <= -log v, and v >= 2^-(leading zeros + 1). One more
+// ln 2 covers the half of (bits + 0.5) and rounding.
+float gumbel_bound(uint32_t bits) { return 0.6931472f * static_cast<float>(std::countl_zero(~bits) + 2); }
+
+struct Row {
+    const Sampling& s;
+    int r;
+};
+
+// The logits after penalties, bias and allow list, in `out`.
+void adjust(const float* logits, int vocab, const Row& row, float* out) {
+    const Sampling& s = row.s;
+    const int r = row.r;
+    std::memcpy(out, logits, sizeof(float) * vocab);
+    for (int i = s.seen_ptr[r]; i < s.seen_ptr[r + 1]; ++i) {
+        float value = out[s.seen_ids[i]];
+        value = value > 0 ? value / s.repetition[r] : value * s.repetition[r];
+        if (s.seen_counts[i] > 0) {
+            const float repeated = s.frequency[r] * static_cast<float>(s.seen_counts[i]);
+            value = value - repeated - s.presence[r];
+        }
+        out[s.seen_ids[i]] = value;
+    }
+    for (int i = s.bias_ptr[r]; i < s.bias_ptr[r + 1]; ++i) out[s.bias_ids[i]] += s.bias_values[i];
+}
+
+// Bans what is not in the row's allow list, when it has one. `kept` has room for the list.
+void allow_only(const Row& row, int vocab, float* scores, double* kept) {
+    const int32_t* ids = row.s.allow_ids + row.s.allow_ptr[row.r];
+    const int count = row.s.allow_ptr[row.r + 1] - row.s.allow_ptr[row.r];
+    if (count == 0) return;
+    for (int i = 0; i < count; ++i) kept[i] = scores[ids[i]];
+    std::fill_n(scores, vocab, -kInfinity);
+    for (int i = 0; i < count; ++i) scores[ids[i]] = static_cast<float>(kept[i]);
+}
+
+bool touched(const Row& row) {
+    const Sampling& s = row.s;
+    const auto any = [&](const int32_t* ptr) { return ptr[row.r + 1] > ptr[row.r]; };
+    return any(s.seen_ptr) || any(s.bias_ptr) || any(s.allow_ptr);
+}
+
+// The id with the largest score + noise among `count` ids; ids null means 0 .. count - 1.
+int draw_noise(const float* scores, const int32_t* ids, int64_t count, uint64_t key, int start) {
+    int best = start;
+    float best_value = scores[start] + gumbel(noise_bits(key, start));
+    for (int64_t i = 0; i < count; ++i) {
+        const int id = ids == nullptr ? static_cast<int>(i) : ids[i];
+        const uint32_t bits = noise_bits(key, id);
+        if (scores[id] + gumbel_bound(bits) < best_value) continue;
+        const float value = scores[id] + gumbel(bits);
+        if (value > best_value || (value == best_value && id < best)) {
+            best = id;
+            best_value = value;
+        }
+    }
+    return best;
+}
+
+// Of `count` ids those that top-k and then top-p leave, in front of `ids`; returns how many. `mass` by id.
+int64_t cut(const float* scores, const double* mass, int32_t* ids, int64_t count, int top_k, float top_p) {
+    const auto before = [&](int32_t a, int32_t b) { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); };
+    if (top_k > 0 && top_k < count) {
+        std::nth_element(ids, ids + top_k - 1, ids + count, before);
+        count = top_k;
+    }
+    if (top_p >= 1) return count;
+    std::sort(ids, ids + count, before);
+    double total = 0;
+    for (int64_t i = 0; i < count; ++i) total += mass[ids[i]];
+    double reached = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        reached += mass[ids[i]];
+        if (reached >= double{top_p} * total) return i + 1;
+    }
+    return count;
+}
+
+int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerScratch& scratch) {
+    const Sampling& s = row.s;
+    const int r = row.r;
+    float* scores = scratch.scores.data();
+    for (int i = 0; i < vocab; ++i) scores[i] /= s.temperature[r];
+    const float top = scores[best];
+    if (!std::isfinite(top)) return best;  // so small a temperature that it is greedy
+    const uint64_t key = noise_key(s.seed[r], s.choice[r], s.position[r]);
+    const bool whole = s.min_p[r] <= 0 && s.top_k[r] == 0 && s.top_p[r] >= 1;
+    if (whole) return draw_noise(scores, nullptr, vocab, key, best);
+
+    int32_t* ids = scratch.ids.data();
+    double* mass = scratch.mass.data();
+    const float floor = s.min_p[r] > 0 ? top + std::log(s.min_p[r]) - 0.001f : -std::numeric_limits<float>::max();
+    int64_t count = kernels.at_least(scores, vocab, floor, ids);
+    if (s.min_p[r] > 0) {
+        const auto improbable = [&](int32_t id) {
+            return std::exp(static_cast<double>(scores[id]) - top) < static_cast<double>(s.min_p[r]);
+        };
+        count = std::remove_if(ids, ids + count, improbable) - ids;
+    }
+    if (s.top_p[r] < 1) {
+        for (int64_t i = 0; i < count; ++i) mass[ids[i]] = std::exp(double{scores[ids[i]]} - top);
+    }
+    count = cut(scores, mass, ids, count, s.top_k[r], s.top_p[r]);
+    return draw_noise(scores, ids, count, key, best);
+}
+
+// The id for a row; -1 when it cannot be drawn.
+int choose(const Kernels& kernels, const float* logits, int vocab, const Row& row, SamplerScratch& scratch) {
+    const Sampling& s = row.s;
+    float top = kernels.maximum(logits, vocab);
+    if (!std::isfinite(top)) return -1;
+    if (s.target[row.r] >= 0) return s.target[row.r];
+    const bool greedy = s.temperature[row.r] == 0;
+    float* scores = scratch.scores.data();
+    if (touched(row)) {
+        adjust(logits, vocab, row, scores);
+        allow_only(row, vocab, scores, scratch.mass.data());
+        top = kernels.maximum(scores, vocab);
+        if (!std::isfinite(top)) return -1;
+    } else if (greedy) {
+        return static_cast<int>(kernels.first_equal(logits, vocab, top));
+    } else {
+        std::memcpy(scores, logits, sizeof(float) * vocab);
+    }
+    const int best = static_cast<int>(kernels.first_equal(scores, vocab, top));
+    return greedy ? best : sample(kernels, vocab, row, best, scratch);
+}
+
+// Logprob and rank of `token` and the most probable ids, by the raw logits.
+void report(const Kernels& kernels, const float* logits, int vocab, int token, const Row& row, SamplerScratch& scratch,
+            const Drawn& drawn) {
+    const int wanted = std::min<int>(row.s.logprobs[row.r], vocab);
+    if (wanted < 0) return;
+    const float top = kernels.maximum(logits, vocab);
+    const double norm = top + std::log(kernels.sum_exp(logits, vocab, top));
+    drawn.logprob[row.r] = static_cast<float>(logits[token] - norm);
+    int64_t rank = 1 + kernels.count_greater(logits, vocab, logits[token]);
+    for (int64_t at = 0; at < token; ++at) {
+        at += kernels.first_equal(logits + at, token - at, logits[token]);
+        if (at < token) ++rank;
+    }
+    drawn.rank[row.r] = static_cast<int32_t>(rank);
+    if (wanted == 0) return;
+    int32_t* ids = scratch.ids.data();
+    for (int i = 0; i < vocab; ++i) ids[i] = i;
+    std::partial_sort(ids, ids + wanted, ids + vocab, [&](int32_t a, int32_t b) {
+        return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+    });
+    for (int i = 0; i < wanted; ++i) {
+        drawn.top_ids[row.r * drawn.width + i] = ids[i];
+        drawn.top_logprobs[row.r * drawn.width + i] = static_cast<float>(logits[ids[i]] - norm);
+    }
+}
+
+}  // namespace
+
+uint64_t noise_key(uint64_t seed, int64_t choice, int64_t position) {
+    return mix(mix(seed + kGolden * (static_cast<uint64_t>(choice) + 1)) ^ static_cast<uint64_t>(position));
+}
+
+uint32_t noise_bits(uint64_t key, uint64_t id) { return static_cast<uint32_t>(mix(key + kGolden * (id + 1)) >> 32); }
+
+void draw_row(const Kernels& kernels, const float* logits, int vocab, const Sampling& sampling, int r,
+              SamplerScratch& scratch, const Drawn& drawn) {
+    const Row row{sampling, r};
+    const int token = choose(kernels, logits, vocab, row, scratch);
+    drawn.token[r] = token;
+    drawn.ok[r] = token >= 0;
+    if (token >= 0) report(kernels, logits, vocab, token, row, scratch, drawn);
+}
+
+}  // namespace octavo

@@ -1,0 +1,113 @@
+"""The native kernels (native/bindings.cpp): present on x86-64 Linux only; load it with `octavo.devices.cpu.native`.
+
+Offsets are bytes into a program's arena; three of them stand for the forms of an activation (float32, int8, int16),
+-1 where there is none. Arrays must have been checked (`octavo.ops.check`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.ops.contract import AttentionShape, BatchArrays, Drawn, Sampling, Stored
+
+def missing_features() -> str:
+    """Names of the instruction sets the kernels need and this CPU lacks; "" when it has all."""
+
+def noise_bits(
+    seed: int, choice: int, position: int, ids: npt.NDArray[np.int64], out: npt.NDArray[np.uint32], /
+) -> None: ...
+def exp(x: npt.NDArray[np.float32], out: npt.NDArray[np.float32], /) -> None: ...
+def pack(pool: Pool, parts: Sequence[Stored]) -> Weight:
+    """Raises ValueError when a part's data does not fit its kind and shape, MemoryError."""
+
+def unpack(pool: Pool, weight: Weight, out: npt.NDArray[np.float32]) -> None:
+    """Exact float32 values to `out` [n_out, n_in]."""
+
+def copy_blocks(cache: KVCache, group: int, pairs: npt.NDArray[np.int32], /) -> None: ...
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Weight:
+    @property
+    def n_out(self) -> int: ...
+    @property
+    def n_in(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class KVCache:
+    def __init__(
+        self,
+        kv_heads: int,
+        head_dim: int,
+        half: bool,
+        block_size: int,
+        blocks: Sequence[int],
+        group_of: Sequence[int],
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+
+class Program:
+    def __init__(self, pool: Pool, cache: KVCache, arena_bytes: int) -> None: ...
+    def embed(self, out: Sequence[int], table: Weight, scale: float, /) -> None: ...
+    def rotary(self, out: int, inv_freq: npt.NDArray[np.float32], scale: float, /) -> None: ...
+    def norm(
+        self, in_: int, out: Sequence[int], weight: npt.NDArray[np.float32], eps: float, residual: int, /
+    ) -> None: ...
+    def pack(self, in_: int, out: Sequence[int], width: int, /) -> None: ...
+    def linear(
+        self,
+        in_: Sequence[int],
+        out: int,
+        weight: Weight,
+        forms: Sequence[int],
+        bias: npt.NDArray[np.float32] | None,
+        residual: int,
+    ) -> None: ...
+    def gated(
+        self, in_: Sequence[int], out: int, weight: Weight, forms: Sequence[int], activation: int, /
+    ) -> None: ...
+    def store_kv(
+        self,
+        qkv: int,
+        rotary: int,
+        rotary_width: int,
+        out: int,
+        shape: AttentionShape,
+        cache: KVCache,
+        q_norm: npt.NDArray[np.float32] | None,
+        k_norm: npt.NDArray[np.float32] | None,
+        eps: float,
+    ) -> None: ...
+    def attend(self, q: int, out: int, shape: AttentionShape, cache: KVCache, /) -> None: ...
+    def gather(self, in_: int, out: int, width: int, /) -> None: ...
+    def logits(
+        self, in_: Sequence[int], out: int, weight: Weight, forms: Sequence[int], softcap: float, scale: float, /
+    ) -> None: ...
+
+class Model:
+    def __init__(
+        self,
+        pool: Pool,
+        cache: KVCache,
+        body: Program,
+        head: Program,
+        hidden: int,
+        input: int,
+        logits: int,
+        width: int,
+        vocab: int,
+        max_tokens: int,
+        head_rows: int,
+    ) -> None: ...
+    def run(self, batch: BatchArrays, sampling: Sampling, drawn: Drawn) -> None:
+        """Raises ValueError on a block id out of range; the GIL is released."""
+
+    def raw_logits(self, batch: BatchArrays, out: npt.NDArray[np.float32]) -> None: ...
+    @property
+    def bytes(self) -> int: ...

@@ -1,0 +1,151 @@
+"""The native CPU device: weights in packed panels, a step in one native call."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+
+from octavo.devices.cpu.native import load_native
+from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Recorder, row_vector
+from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
+from octavo.ops.contract import F32, I32, BatchArrays, BatchLimits, Drawn, KVSpec, Sampling, Stored
+
+HEAD_ROWS = 32
+"""Rows of logits in memory at a time."""
+
+
+class CpuDevice:
+    """`Device` of the contract on `threads` threads (worker 0 is the caller).
+
+    `activations` fixes how the inputs of products with quantized weights are rounded: "float32" not at all, "int16" to
+    16 bits per row, "int8" to 8 bits in groups of 32 (8-bit weights and logits stay at 16). Raises RuntimeError where
+    the native kernels cannot run.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int, activations: Activations = "float32") -> None:
+        if activations not in get_args(Activations):
+            raise ValueError(f"activations {activations!r} must be one of {', '.join(get_args(Activations))}")
+        self.activations = activations
+        self.native: Any = load_native()
+        self.pool = self.native.Pool(threads)
+        self.threads = threads
+        self.weight_bytes = 0
+        """Size of all weights packed so far."""
+
+    def weight(self, parts: list[Stored]) -> CpuWeight:
+        """Pack on all threads, straight from the checkpoint's bytes. Raises ValueError for data that does not fit."""
+        check_parts(parts)
+        packed = self.native.pack(self.pool, parts)
+        self.weight_bytes += packed.bytes
+        return CpuWeight(packed, tuple(part.kind for part in parts))
+
+    def vector(self, values: F32) -> F32:
+        return row_vector(values).copy()
+
+    def dense(self, weight: CpuWeight) -> F32:
+        """[n_out, n_in]: the exact values of a packed weight (tests, export)."""
+        out = np.empty((weight.n_out, weight.n_in), np.float32)
+        self.native.unpack(self.pool, weight.packed, out)
+        return out
+
+    def kv_cache(self, spec: KVSpec) -> CpuCache:
+        """Zero-filled; memory is taken as blocks are first written. Raises MemoryError."""
+        check_cache(spec)
+        native = self.native.KVCache(
+            spec.kv_heads, spec.head_dim, spec.dtype == "float16", spec.block_size, spec.blocks, spec.group_of
+        )
+        return CpuCache(spec, native)
+
+    def compile(self, body: Any, head: Any, limits: BatchLimits, cache: CpuCache) -> CpuModel:
+        """Record both functions and allocate everything a step within `limits` needs."""
+        recorder = Recorder(self.activations, limits.tokens, cache.spec, cache.native, limits.rows)
+        hidden = body(recorder, None)
+        body_program, body_offset = recorder.build(self.native, self.pool, hidden)
+
+        head_rows = min(HEAD_ROWS, max(1, limits.rows))
+        head_recorder = Recorder(self.activations, head_rows, cache.spec, cache.native)
+        x = head_recorder.input(hidden.width)
+        logits: CpuArray = head(head_recorder, x)
+        head_program, head_offset = head_recorder.build(self.native, self.pool, logits)
+        model = self.native.Model(
+            self.pool,
+            cache.native,
+            body_program,
+            head_program,
+            body_offset(hidden.floats),
+            head_offset(x.floats),
+            head_offset(logits.floats),
+            hidden.width,
+            logits.width,
+            limits.tokens,
+            head_rows,
+        )
+        return CpuModel(self.native, model, limits, cache, recorder.vocab or np.iinfo(np.int32).max, logits.width)
+
+
+class CpuCache:
+    """The paged KV cache of a model."""
+
+    def __init__(self, spec: KVSpec, native: Any) -> None:
+        self.spec = spec
+        self.native = native
+
+    @property
+    def bytes(self) -> int:
+        """Address space; memory is used as blocks are written."""
+        return int(self.native.bytes)
+
+
+class CpuModel:
+    """`CompiledModel` of the contract: each method is one native call, with the GIL released."""
+
+    def __init__(
+        self, native: Any, model: Any, limits: BatchLimits, cache: CpuCache, vocab_in: int, vocab_out: int
+    ) -> None:
+        self.native = native
+        self.model = model
+        self.limits = limits
+        self.cache = cache
+        self.vocab_in = vocab_in
+        self.vocab_out = vocab_out
+
+    @property
+    def bytes(self) -> int:
+        """Memory of activations and scratch."""
+        return int(self.model.bytes)
+
+    def run(self, batch: BatchArrays, sampling: Sampling) -> Drawn:
+        """Raises ValueError when an array is not what the contract says; nothing is written then."""
+        batch = self._checked(batch)
+        rows = batch.rows.size
+        check_sampling(sampling, rows, self.vocab_out)
+        width = max(0, int(sampling.logprobs.max(initial=0)))
+        drawn = Drawn(
+            token=np.full(rows, -1, np.int32),
+            logprob=np.zeros(rows, np.float32),
+            rank=np.zeros(rows, np.int32),
+            top_ids=np.full((rows, width), -1, np.int32),
+            top_logprobs=np.zeros((rows, width), np.float32),
+            ok=np.zeros(rows, np.uint8),
+        )
+        self.model.run(batch, sampling, drawn)
+        return drawn
+
+    def raw_logits(self, batch: BatchArrays) -> F32:
+        """[R, V] float32. Raises as `run` does."""
+        batch = self._checked(batch)
+        out = np.empty((batch.rows.size, self.vocab_out), np.float32)
+        self.model.raw_logits(batch, out)
+        return out
+
+    def copy_blocks(self, group: int, pairs: I32) -> None:
+        check_copies(pairs, group, self.cache.spec)
+        self.native.copy_blocks(self.cache.native, group, np.ascontiguousarray(pairs))
+
+    def _checked(self, batch: BatchArrays) -> BatchArrays:
+        check_batch(batch, self.limits, self.cache.spec, self.vocab_in)
+        # Native code keeps pointers for the time of the call: no conversion may happen on the way.
+        return batch._replace(tables=tuple(np.ascontiguousarray(table) for table in batch.tables))

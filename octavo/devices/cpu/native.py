@@ -1,0 +1,29 @@
+"""The native module: there on x86-64 Linux, absent elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from types import ModuleType
+
+
+def load_native() -> ModuleType:
+    """`octavo._native` (see its stub). Raises RuntimeError that says why and what to do where it cannot be used."""
+    try:
+        native = importlib.import_module("octavo._native")
+    except ImportError as error:
+        raise RuntimeError(f"{_why_absent()} Only the reference device is available on this machine.") from error
+    missing = native.missing_features()
+    if missing:
+        raise RuntimeError(
+            f"This CPU lacks {missing}, which the native kernels need. Only the reference device is available on "
+            "this machine."
+        )
+    return native
+
+
+def _why_absent() -> str:
+    system, machine = platform.system(), platform.machine()
+    if system == "Linux" and machine in ("x86_64", "AMD64"):
+        return "The native kernels are not built: reinstall octavo, or run scripts/build in a source checkout."
+    return f"There are no native kernels for {system} on {machine}."

@@ -1,0 +1,300 @@
+"""Recording a body or a head: the operations append instructions, handles are buffers whose place is planned later.
+
+A buffer lives from the instruction that writes it to the last one that reads it; when all are recorded, each gets an
+offset in one arena such that buffers that live at the same time do not overlap. The program is then a flat list that
+native code replays; nothing of Python runs in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from octavo.ops.contract import F32, Activation, AttentionShape, KVSpec, Rope
+
+Activations = Literal["float32", "int16", "int8"]
+
+FLOAT, INT8, INT16 = 0, 1, 2
+"""Forms of an activation, as native code numbers them."""
+
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu")
+"""As native code numbers them."""
+
+FLOAT_KINDS = ("F32", "F16", "BF16")
+GROUP = 32
+"""Elements of an activation's quantization group."""
+
+ALIGNMENT = 64
+
+
+class CpuWeight:
+    """A packed matrix and the kinds of its parts."""
+
+    def __init__(self, packed: Any, kinds: tuple[str, ...]) -> None:
+        self.packed = packed
+        self.kinds = kinds
+        self.n_out: int = packed.n_out
+        self.n_in: int = packed.n_in
+
+    def forms(self, activations: Activations, head: bool) -> list[int]:
+        """The form in which each part takes its input: fixed by the load, never by the batch."""
+        return [_form(kind, activations, head) for kind in self.kinds]
+
+
+def _form(kind: str, activations: Activations, head: bool) -> int:
+    if activations == "float32" or kind in FLOAT_KINDS:
+        return FLOAT
+    # int8 would be the largest error of an 8-bit weight, and of the logits.
+    return INT16 if activations == "int16" or head or kind == "Q8_0" else INT8
+
+
+class Buffer:
+    """One form of an activation of `rows` x `width`, live in instructions [first, last]."""
+
+    def __init__(self, form: int, rows: int, width: int, first: int) -> None:
+        self.width = width
+        self.first = first
+        self.last = first
+        groups = rows * (width // GROUP)
+        sizes = {FLOAT: 4 * rows * width, INT8: groups * (GROUP + 12), INT16: groups * (2 * GROUP + 4) + 4 * rows}
+        self.bytes = -(-sizes[form] // ALIGNMENT) * ALIGNMENT
+
+
+class CpuArray:
+    """A recorded activation. `row_wise` says that its producer can also make its integer forms, row by row."""
+
+    def __init__(self, buffers: list[Buffer | None], width: int, row_wise: bool = False) -> None:
+        self.buffers = buffers
+        self.width = width
+        self.row_wise = row_wise
+
+    @property
+    def floats(self) -> Buffer:
+        buffer = self.buffers[FLOAT]
+        assert buffer is not None
+        return buffer
+
+
+Offset = Callable[[Buffer | None], int]
+Emit = Callable[[Any, Offset], None]
+
+
+class Recorder:
+    """The operations of a body (`rows` tokens) or a head (`rows` output rows); `Ops` of the contract."""
+
+    def __init__(self, activations: Activations, rows: int, spec: KVSpec, cache: Any, gathered_rows: int = 0) -> None:
+        self.activations = activations
+        self.rows = rows
+        self.spec = spec
+        self.cache = cache
+        self.gathered_rows = gathered_rows
+        self.vocab: int | None = None
+        """Rows of the smallest embedding: token ids must be below."""
+        self._emits: list[Emit] = []
+        self._buffers: list[Buffer] = []
+        self._rotaries: dict[Rope, CpuArray] = {}
+
+    # -- operations ---------------------------------------------------------------------------------------------
+    def embed(self, batch: Any, table: Any, scale: float) -> CpuArray:
+        self.vocab = min(table.n_out, self.vocab or table.n_out)
+        out = self._array(table.n_in, row_wise=True)
+        self._add(lambda program, at: program.embed([at(b) for b in out.buffers], table.packed, scale))
+        return out
+
+    def rotary(self, batch: Any, rope: Rope) -> CpuArray:
+        if rope not in self._rotaries:
+            frequencies = np.array(rope.inv_freq, np.float32)
+            out = self._array(2 * frequencies.size)
+            self._add(lambda program, at: program.rotary(at(out.floats), frequencies, rope.scale))
+            self._rotaries[rope] = out
+        return self._rotaries[rope]
+
+    def norm(self, x: Any, weight: Any, eps: float, residual: Any = None) -> CpuArray:
+        _same_width("norm: weight", weight.size, x.width)
+        added = self._residual("norm", residual, x.width)
+        out = self._array(x.width, row_wise=True)
+        source = self._read(x.floats)
+        self._add(
+            lambda program, at: program.norm(at(source), [at(b) for b in out.buffers], weight, eps, at(added))
+        )
+        return out
+
+    def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> CpuArray:
+        if bias is not None:
+            _same_width("linear: bias", bias.size, weight.n_out)
+        forms, inputs = self._inputs("linear", x, weight, head=False)
+        added = self._residual("linear", residual, weight.n_out)
+        out = self._array(weight.n_out)
+        self._add(
+            lambda program, at: program.linear(
+                [at(b) for b in inputs], at(out.floats), weight.packed, forms, bias, at(added)
+            )
+        )
+        return out
+
+    def gated(self, x: Any, weight: Any, activation: Activation) -> CpuArray:
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+        if weight.n_out % 2:
+            raise ValueError(f"gated: {weight.n_out} rows are not gate and up rows in equal number")
+        forms, inputs = self._inputs("gated", x, weight, head=False)
+        out = self._array(weight.n_out // 2)
+        number = ACTIVATIONS.index(activation)
+        self._add(
+            lambda program, at: program.gated([at(b) for b in inputs], at(out.floats), weight.packed, forms, number)
+        )
+        return out
+
+    def store_kv(
+        self,
+        batch: Any,
+        qkv: Any,
+        rotary: Any,
+        shape: AttentionShape,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        eps: float = 0.0,
+    ) -> CpuArray:
+        self._check_shape(shape)
+        _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+        for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if weight is not None:
+                _same_width(f"store_kv: {name}", weight.size, shape.head_dim)
+        turned = 0 if rotary is None else rotary.width
+        if turned > shape.head_dim:
+            raise ValueError(f"store_kv: rotary turns {turned} values of a head of {shape.head_dim}")
+        source = self._read(qkv.floats)
+        turns = None if rotary is None else self._read(rotary.floats)
+        out = self._array(shape.heads * shape.head_dim)
+        self._add(
+            lambda program, at: program.store_kv(
+                at(source), at(turns), turned, at(out.floats), shape, self.cache, q_norm, k_norm, eps
+            )
+        )
+        return out
+
+    def attend(self, batch: Any, q: Any, shape: AttentionShape) -> CpuArray:
+        self._check_shape(shape)
+        _same_width("attend: q", q.width, shape.heads * shape.head_dim)
+        source = self._read(q.floats)
+        out = self._array(q.width)
+        self._add(lambda program, at: program.attend(at(source), at(out.floats), shape, self.cache))
+        return out
+
+    def gather(self, batch: Any, x: Any) -> CpuArray:
+        source = self._read(x.floats)
+        out = CpuArray([self._buffer(FLOAT, x.width, self.gathered_rows), None, None], x.width)
+        self._add(lambda program, at: program.gather(at(source), at(out.floats), x.width))
+        return out
+
+    def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0) -> CpuArray:
+        forms, inputs = self._inputs("logits", x, weight, head=True)
+        out = self._array(weight.n_out)
+        self._add(
+            lambda program, at: program.logits(
+                [at(b) for b in inputs], at(out.floats), weight.packed, forms, softcap, scale
+            )
+        )
+        return out
+
+    # -- buffers ------------------------------------------------------------------------------------------------
+    def input(self, width: int) -> CpuArray:
+        """An activation that is there before the first instruction."""
+        return self._array(width)
+
+    def build(self, native: Any, pool: Any, result: CpuArray) -> tuple[Any, Offset]:
+        """The native program, which leaves `result` in its arena, and the offset of each buffer."""
+        result.floats.last = len(self._emits)
+        offsets, size = _plan(self._buffers)
+        program = native.Program(pool, self.cache, size)
+
+        def offset(buffer: Buffer | None) -> int:
+            return -1 if buffer is None else offsets[id(buffer)]
+
+        for emit in self._emits:
+            emit(program, offset)
+        return program, offset
+
+    def _buffer(self, form: int, width: int, rows: int) -> Buffer:
+        buffer = Buffer(form, rows, width, len(self._emits))
+        self._buffers.append(buffer)
+        return buffer
+
+    def _array(self, width: int, row_wise: bool = False) -> CpuArray:
+        return CpuArray([self._buffer(FLOAT, width, self.rows), None, None], width, row_wise)
+
+    def _add(self, emit: Emit) -> None:
+        self._emits.append(emit)
+
+    def _read(self, buffer: Buffer) -> Buffer:
+        """`buffer`, which the instruction about to be added reads."""
+        buffer.last = max(buffer.last, len(self._emits))
+        return buffer
+
+    def _residual(self, name: str, residual: Any, width: int) -> Buffer | None:
+        if residual is None:
+            return None
+        _same_width(f"{name}: residual", residual.width, width)
+        return self._read(residual.floats)
+
+    def _inputs(self, name: str, x: Any, weight: Any, head: bool) -> tuple[list[int], list[Buffer | None]]:
+        """Forms of the weight's parts, and the buffers of `x` in these forms, made where they do not exist yet."""
+        _same_width(f"{name}: input", x.width, weight.n_in)
+        forms = weight.forms(self.activations, head)
+        for form in sorted(set(forms)):
+            if x.buffers[form] is None:
+                self._pack(x, form)
+        return forms, [self._read(x.buffers[f]) if f in forms else None for f in (FLOAT, INT8, INT16)]
+
+    def _pack(self, x: CpuArray, form: int) -> None:
+        """Adds a form to `x`: by its producer where that works row by row, else by an instruction of its own."""
+        packed = self._buffer(form, x.width, self.rows)
+        x.buffers[form] = packed
+        if x.row_wise:
+            packed.first = x.floats.first
+            return
+        source = self._read(x.floats)
+        outputs = [packed if f == form else None for f in (FLOAT, INT8, INT16)]
+        self._add(lambda program, at: program.pack(at(source), [at(b) for b in outputs], x.width))
+
+    def _check_shape(self, shape: AttentionShape) -> None:
+        spec = self.spec
+        if (shape.kv_heads, shape.head_dim) != (spec.kv_heads, spec.head_dim):
+            raise ValueError(
+                f"attention of {shape.kv_heads} KV heads of {shape.head_dim} does not fit the KV cache's "
+                f"{spec.kv_heads} of {spec.head_dim}"
+            )
+        if shape.kv_heads < 1 or shape.heads % shape.kv_heads:
+            raise ValueError(f"attention: {shape.heads} query heads cannot share {shape.kv_heads} KV heads evenly")
+        if not 0 <= shape.layer < spec.layers or spec.group_of[shape.layer] != shape.group:
+            raise ValueError(f"attention: layer {shape.layer} is not in KV group {shape.group} of the cache")
+
+
+def _same_width(name: str, width: int, wanted: int) -> None:
+    if width != wanted:
+        raise ValueError(f"{name} is {width} wide, wanted {wanted}")
+
+
+def _plan(buffers: list[Buffer]) -> tuple[dict[int, int], int]:
+    """Offset by id of buffer, and the arena's size: first fit, in order of first use."""
+    placed: list[tuple[int, Buffer]] = []
+    offsets: dict[int, int] = {}
+    size = 0
+    for buffer in sorted(buffers, key=lambda b: b.first):
+        at = 0
+        # Neighbours in time, by offset: the first gap that is wide enough.
+        for start, other in sorted(((s, o) for s, o in placed if o.last >= buffer.first), key=lambda entry: entry[0]):
+            if at + buffer.bytes <= start:
+                break
+            at = max(at, start + other.bytes)
+        placed.append((at, buffer))
+        offsets[id(buffer)] = at
+        size = max(size, at + buffer.bytes)
+    return offsets, size
+
+
+def row_vector(values: F32) -> F32:
+    """A float32 vector as instructions take it."""
+    return np.ascontiguousarray(values, np.float32).reshape(-1)
