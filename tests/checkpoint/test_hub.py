@@ -167,6 +167,8 @@ def test_paths_and_alias(tmp_path: Path) -> None:
     ("a/b/c", "no file or folder 'a/b/c'"),
     ("smolm2", "not an alias (smollm2), and not a Hugging Face name, which reads org/name (near: the alias smollm2)"),
     ("", "'' is not a file or folder here"),
+    ("./" + "x" * 5000, "cannot be looked up: File name too long"),
+    ("~nobody-of-that-name/m", "cannot be looked up: Could not determine home directory"),
 ])
 def test_what_is_not_there(tmp_path: Path, model: str, message: str) -> None:
     (tmp_path / "smol-hf").mkdir()
