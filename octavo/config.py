@@ -72,17 +72,18 @@ def mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _option(
-    default: Any, group: str, help: str, *, kind: Callable[[str], Any] = str, flags: tuple[str, ...] = (),
+def _about(
+    group: str, help: str, *, kind: Callable[[str], Any] = str, flags: tuple[str, ...] = (),
     choices: tuple[Any, ...] = (), several: bool = False, least: float = -math.inf, most: float = math.inf,
-    secret: bool = False,
-) -> Any:
-    """A field of `EngineConfig`: its default and everything the command line and the checks need to know of it."""
-    metadata = dict(group=group, help=help, kind=kind, flags=flags, choices=choices, several=several, least=least,
-                    most=most)
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata, repr=not secret)
-    return field(default=default, metadata=metadata, repr=not secret)
+) -> dict[str, Any]:
+    """Everything the command line and the checks need to know of an option; `kind` reads its text."""
+    return {"group": group, "help": help, "kind": kind, "flags": flags, "choices": choices, "several": several,
+            "least": least, "most": most}
+
+
+def _option(default: Any, group: str, help: str, *, secret: bool = False, **about: Any) -> Any:
+    """A field of `EngineConfig`; the rest is for `_about`."""
+    return field(default=default, metadata=_about(group, help, **about), repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,6 @@ class EngineConfig:
     tokenizer: str | None = _option(None, "model", "Repository or folder of the tokenizer. Default: the model's.")
     revision: str | None = _option(None, "model", "Branch, tag or commit of the model repository.")
     tokenizer_revision: str | None = _option(None, "model", "Branch, tag or commit of the tokenizer repository.")
-    code_revision: str | None = _option(None, "model", "Accepted for vLLM's sake; no code of a repository is run.")
     trust_remote_code: bool = _option(False, "model", "Accepted for vLLM's sake; no code of a repository is run.",
                                       kind=bool)
     hf_token: str | None = _option(None, "model", "Token for private repositories. Default: the hub's own login.",
@@ -117,8 +117,8 @@ class EngineConfig:
                                 least=-1)
     generation_config: str = _option("auto", "model", "Where default sampling parameters come from: auto (the model's "
                                      "generation_config.json), vllm (none), or a folder.")
-    override_generation_config: dict[str, Any] = _option(
-        {}, "model", "JSON object of default sampling parameters that win over the generation config.", kind=mapping)
+    override_generation_config: dict[str, Any] = field(default_factory=dict, metadata=_about(
+        "model", "JSON object of default sampling parameters that win over the generation config.", kind=mapping))
 
     # -- cache
     block_size: int = _option(16, "cache", "Tokens per KV block.", kind=int, choices=(16, 32, 64, 128))
@@ -139,8 +139,6 @@ class EngineConfig:
     max_num_batched_tokens: int = _option(2048, "scheduler", "Tokens computed in one step.", kind=count, least=1)
     enable_chunked_prefill: bool = _option(True, "scheduler", "Let long prompts share steps with other work.",
                                            kind=bool)
-    long_prefill_token_threshold: int = _option(0, "scheduler", "Prompt tokens one request gets per step; 0: no cap.",
-                                                kind=count, least=0)
     scheduling_policy: str = _option("fcfs", "scheduler", "Order of waiting requests: by arrival, or by priority.",
                                      choices=("fcfs", "priority"))
     max_num_queued_reqs: int | None = _option(None, "scheduler", "Requests in progress above which the server answers "
@@ -171,11 +169,8 @@ class EngineConfig:
     chat_template: str | None = _option(None, "server", "Chat template (Jinja), or a file that holds it. Default: the "
                                         "model's.")
     response_role: str = _option("assistant", "server", "Role of answers in chat.")
-    enable_request_id_headers: bool = _option(False, "server", "Send X-Request-Id back.", kind=bool)
     shutdown_timeout: float = _option(0.0, "server", "Seconds that running requests get to finish after SIGTERM.",
                                       kind=float, least=0.0)
-    disable_log_stats: bool = _option(False, "server", "Do not log throughput.", kind=bool)
-    enable_log_requests: bool = _option(False, "server", "Log each request.", kind=bool)
     log_level: str = _option("info", "server", "Log level of Octavo.", choices=("error", "warning", "info", "debug"))
 
     def __post_init__(self) -> None:

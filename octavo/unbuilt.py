@@ -89,6 +89,9 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt(("--mm-processor-kwargs",), _json, ({}, ""), _TEXT_ONLY),
     Unbuilt(("--enable-prompt-embeds",), bool, (False,), _TEXT_ONLY),
     Unbuilt(("--enable-sleep-mode",), bool, (False,), "Sleep mode is not built yet; leave it out."),
+    Unbuilt(("--enable-log-requests",), bool, (False,), "Requests are not logged yet; leave it out."),
+    Unbuilt(("--long-prefill-token-threshold",), int, (0,), "The share of long prompts in a step follows from measured "
+            "speed; leave it at 0."),
     Unbuilt(("--rope-scaling",), _json, ({}, ""), "RoPE scaling is read from the checkpoint's config.json; put it "
             "there."),
     Unbuilt(("--rope-theta",), float, (), "The RoPE base is read from the checkpoint's config.json; put it there."),
@@ -97,7 +100,10 @@ UNBUILT: tuple[Unbuilt, ...] = (
 NO_MEANING: dict[str, tuple[Callable[[str], Any], str]] = {
     "--swap-space": (str, "preempted requests are computed again, nothing is swapped"),
     "--task": (str, "the task follows from the model"),
-    "--disable-log-requests": (bool, "requests are not logged unless --enable-log-requests is given"),
+    "--code-revision": (str, "no code of a repository is run"),
+    "--disable-log-requests": (bool, "requests are not logged"),
+    "--disable-log-stats": (bool, "throughput is not logged; /metrics and LLM.get_metrics() have it"),
+    "--enable-request-id-headers": (bool, "answers always have an X-Request-Id header"),
     "--use-v2-block-manager": (bool, "there is one block manager"),
     "--enforce-eager": (bool, "nothing is compiled at start"),
     "--max-seq-len-to-capture": (int, "there is no length limit to the recorded step"),
