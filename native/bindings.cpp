@@ -134,12 +134,14 @@ HeadShape head_shape(nb::handle shape, const KVCache& cache) {
 Sampling read_sampling(nb::handle s) {
     const auto floats = [&](const char* name) { return nb::cast<Vector<float>>(s.attr(name)).data(); };
     const auto ints = [&](const char* name) { return nb::cast<Vector<int32_t>>(s.attr(name)).data(); };
+    const Vector<int32_t> report_ptr = nb::cast<Vector<int32_t>>(s.attr("report_ptr"));
     return {floats("temperature"), ints("top_k"),       floats("top_p"),       floats("min_p"),
             nb::cast<Vector<uint64_t>>(s.attr("seed")).data(),
             ints("choice"),        ints("position"),    ints("target"),        ints("logprobs"),
             floats("repetition"),  floats("presence"),  floats("frequency"),   ints("seen_ptr"),
             ints("seen_ids"),      ints("seen_counts"), ints("bias_ptr"),      ints("bias_ids"),
-            floats("bias_values"), ints("allow_ptr"),   ints("allow_ids")};
+            floats("bias_values"), ints("allow_ptr"),   ints("allow_ids"),
+            report_ptr.size() > 0 ? report_ptr.data() : nullptr, ints("report_ids")};
 }
 
 Drawn read_drawn(nb::handle d) {
@@ -150,7 +152,8 @@ Drawn read_drawn(nb::handle d) {
             ids.data(),
             nb::cast<OutMatrix<float>>(d.attr("top_logprobs")).data(),
             nb::cast<OutVector<uint8_t>>(d.attr("ok")).data(),
-            static_cast<int64_t>(ids.shape(1))};
+            static_cast<int64_t>(ids.shape(1)),
+            nb::cast<OutVector<float>>(d.attr("report_logprobs")).data()};
 }
 
 Step read_step(nb::handle arrays) {

@@ -152,30 +152,45 @@ int choose(const Kernels& kernels, const float* logits, int vocab, const Row& ro
     return greedy ? best : sample(kernels, vocab, row, best, scratch);
 }
 
-// Logprob and rank of `token` and the most probable ids, by the raw logits.
-void report(const Kernels& kernels, const float* logits, int vocab, int token, const Row& row, SamplerScratch& scratch,
-            const Drawn& drawn) {
-    const int wanted = std::min<int>(row.s.logprobs[row.r], vocab);
-    if (wanted < 0) return;
-    const float top = kernels.maximum(logits, vocab);
-    const double norm = top + std::log(kernels.sum_exp(logits, vocab, top));
-    drawn.logprob[row.r] = static_cast<float>(logits[token] - norm);
+// Rank of `token` by logit, ties by lower id; the most probable is 1.
+int32_t rank_of(const Kernels& kernels, const float* logits, int vocab, int token) {
     int64_t rank = 1 + kernels.count_greater(logits, vocab, logits[token]);
     for (int64_t at = 0; at < token; ++at) {
         at += kernels.first_equal(logits + at, token - at, logits[token]);
         if (at < token) ++rank;
     }
-    drawn.rank[row.r] = static_cast<int32_t>(rank);
-    if (wanted == 0) return;
-    int32_t* ids = scratch.ids.data();
+    return static_cast<int32_t>(rank);
+}
+
+void report_top(const float* logits, int vocab, int wanted, double norm, int row, int32_t* ids, const Drawn& drawn) {
     for (int i = 0; i < vocab; ++i) ids[i] = i;
     std::partial_sort(ids, ids + wanted, ids + vocab, [&](int32_t a, int32_t b) {
         return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
     });
     for (int i = 0; i < wanted; ++i) {
-        drawn.top_ids[row.r * drawn.width + i] = ids[i];
-        drawn.top_logprobs[row.r * drawn.width + i] = static_cast<float>(logits[ids[i]] - norm);
+        drawn.top_ids[row * drawn.width + i] = ids[i];
+        drawn.top_logprobs[row * drawn.width + i] = static_cast<float>(logits[ids[i]] - norm);
     }
+}
+
+// Logprobs by the raw logits: of `token` with its rank, of the most probable ids, of the ids asked for.
+void report(const Kernels& kernels, const float* logits, int vocab, int token, const Row& row, SamplerScratch& scratch,
+            const Drawn& drawn) {
+    const Sampling& s = row.s;
+    const int r = row.r;
+    const bool asked = s.report_ptr != nullptr && s.report_ptr[r + 1] > s.report_ptr[r];
+    if (s.logprobs[r] < 0 && !asked) return;
+    const float top = kernels.maximum(logits, vocab);
+    const double norm = top + std::log(kernels.sum_exp(logits, vocab, top));
+    if (asked) {
+        for (int i = s.report_ptr[r]; i < s.report_ptr[r + 1]; ++i) {
+            drawn.report_logprobs[i] = static_cast<float>(logits[s.report_ids[i]] - norm);
+        }
+    }
+    if (s.logprobs[r] < 0) return;
+    drawn.logprob[r] = static_cast<float>(logits[token] - norm);
+    drawn.rank[r] = rank_of(kernels, logits, vocab, token);
+    if (s.logprobs[r] > 0) report_top(logits, vocab, std::min<int>(s.logprobs[r], vocab), norm, r, scratch.ids.data(), drawn);
 }
 
 }  // namespace

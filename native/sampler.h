@@ -30,6 +30,8 @@ struct Sampling {
     const float* bias_values;
     const int32_t* allow_ptr;
     const int32_t* allow_ids;
+    const int32_t* report_ptr;  // null: no row asks for any
+    const int32_t* report_ids;
 };
 
 struct Drawn {
@@ -40,6 +42,7 @@ struct Drawn {
     float* top_logprobs;
     uint8_t* ok;
     int64_t width;
+    float* report_logprobs;
 };
 
 // A worker's buffers, of the size of the vocabulary.

@@ -19,8 +19,8 @@ class CpuDevice:
     """`Device` of the contract on `threads` threads (worker 0 is the caller).
 
     `activations` fixes how the inputs of products with quantized weights are rounded: "float32" not at all, "int16" to
-    16 bits per row, "int8" to 8 bits in groups of 32 (8-bit weights and logits stay at 16). Raises RuntimeError where
-    the native kernels cannot run.
+    16 bits per row, "int8" to 8 bits in groups of 32 (8-bit weights and logits stay at 16). Raises DeviceUnavailable
+    where the native kernels cannot run.
     """
 
     name = "cpu"
@@ -130,6 +130,7 @@ class CpuModel:
             top_ids=np.full((rows, width), -1, np.int32),
             top_logprobs=np.zeros((rows, width), np.float32),
             ok=np.zeros(rows, np.uint8),
+            report_logprobs=np.zeros(sampling.report_ids.size, np.float32),
         )
         self.model.run(batch, sampling, drawn)
         return drawn

@@ -6,16 +6,18 @@ import importlib
 import platform
 from types import ModuleType
 
+from octavo.devices import DeviceUnavailable
+
 
 def load_native() -> ModuleType:
-    """`octavo._native` (see its stub). Raises RuntimeError that says why and what to do where it cannot be used."""
+    """`octavo._native` (see its stub). Raises DeviceUnavailable that says why and what to do where it cannot be used."""
     try:
         native = importlib.import_module("octavo._native")
     except ImportError as error:
-        raise RuntimeError(f"{_why_absent()} Only the reference device is available on this machine.") from error
+        raise DeviceUnavailable(f"{_why_absent()} Only the reference device is available on this machine.") from error
     missing = native.missing_features()
     if missing:
-        raise RuntimeError(
+        raise DeviceUnavailable(
             f"This CPU lacks {missing}, which the native kernels need. Only the reference device is available on "
             "this machine."
         )
