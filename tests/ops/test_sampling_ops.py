@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.ops.contract import Drawn, Sampling, uniform_bits
-from tests.ops.harness import DEVICES, device, drawing_model, parameters
+from octavo.ops.sampling import draw
+from tests.ops.harness import DEVICES, Pages, Span, device, drawing_model, f32, parameters
 
 every_device = pytest.mark.parametrize("name", DEVICES)
 
@@ -372,3 +373,23 @@ def test_a_step_without_output_rows(name: str) -> None:
     batch = step(range(4))._replace(rows=np.zeros(0, np.int32))
     drawn = model.run(batch, parameters(0))
     assert drawn.token.shape == (0,) and drawn.top_ids.shape == (0, 0)
+
+
+@every_device
+def test_a_large_vocabulary(name: str) -> None:
+    """Over 32,000 ids, as the plain numpy draw has it from the same logits."""
+    rng, dev, pages, vocab = np.random.default_rng(8), device(name), Pages(1, 64), 32_000
+    table = dev.weight([f32(rng.standard_normal((60, 64)))])
+    weight = dev.weight([f32(rng.standard_normal((vocab, 64)) / 4)])
+    model = dev.compile(
+        lambda ops, batch: ops.gather(batch, ops.embed(batch, table, 1.0)),
+        lambda ops, x: ops.logits(x, weight),
+        pages.limits(64),
+        dev.kv_cache(pages.spec(1, 32)),
+    )
+    step, p = pages.step([Span(0, 0, range(60))]), _random_parameters(60, vocab, rng)
+    drawn, plain = model.run(step, p), draw(model.raw_logits(step), p)
+    assert drawn.ok.all()
+    assert np.array_equal(drawn.token, plain.token)
+    assert np.array_equal(drawn.rank, plain.rank) and np.array_equal(drawn.top_ids, plain.top_ids)
+    assert np.abs(drawn.logprob - plain.logprob).max() < 1e-5
