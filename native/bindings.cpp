@@ -135,13 +135,28 @@ Sampling read_sampling(nb::handle s) {
     const auto floats = [&](const char* name) { return nb::cast<Vector<float>>(s.attr(name)).data(); };
     const auto ints = [&](const char* name) { return nb::cast<Vector<int32_t>>(s.attr(name)).data(); };
     const Vector<int32_t> report_ptr = nb::cast<Vector<int32_t>>(s.attr("report_ptr"));
-    return {floats("temperature"), ints("top_k"),       floats("top_p"),       floats("min_p"),
+    return {floats("temperature"),
+            ints("top_k"),
+            floats("top_p"),
+            floats("min_p"),
             nb::cast<Vector<uint64_t>>(s.attr("seed")).data(),
-            ints("choice"),        ints("position"),    ints("target"),        ints("logprobs"),
-            floats("repetition"),  floats("presence"),  floats("frequency"),   ints("seen_ptr"),
-            ints("seen_ids"),      ints("seen_counts"), ints("bias_ptr"),      ints("bias_ids"),
-            floats("bias_values"), ints("allow_ptr"),   ints("allow_ids"),
-            report_ptr.size() > 0 ? report_ptr.data() : nullptr, ints("report_ids")};
+            ints("choice"),
+            ints("position"),
+            ints("target"),
+            ints("logprobs"),
+            floats("repetition"),
+            floats("presence"),
+            floats("frequency"),
+            ints("seen_ptr"),
+            ints("seen_ids"),
+            ints("seen_counts"),
+            ints("bias_ptr"),
+            ints("bias_ids"),
+            floats("bias_values"),
+            ints("allow_ptr"),
+            ints("allow_ids"),
+            report_ptr.size() > 0 ? report_ptr.data() : nullptr,
+            ints("report_ids")};
 }
 
 Drawn read_drawn(nb::handle d) {
@@ -244,16 +259,17 @@ void bind_program(nb::module_& m) {
                  i.width = i.out_width = width;
                  p.add(std::move(i));
              })
-        .def("linear",
-             [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
-                nb::object bias, int64_t residual) {
-                 Instruction i = product(Op::Linear, in, out, std::move(weight), std::move(forms));
-                 i.first = copy_floats(bias);
-                 i.residual = residual;
-                 p.add(std::move(i));
-             },
-             nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
-             nb::arg("residual"))
+        .def(
+            "linear",
+            [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
+               nb::object bias, int64_t residual) {
+                Instruction i = product(Op::Linear, in, out, std::move(weight), std::move(forms));
+                i.first = copy_floats(bias);
+                i.residual = residual;
+                p.add(std::move(i));
+            },
+            nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
+            nb::arg("residual"))
         .def("gated",
              [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
                 int activation) {
@@ -262,26 +278,27 @@ void bind_program(nb::module_& m) {
                  i.activation = activation;
                  p.add(std::move(i));
              })
-        .def("store_kv",
-             [](Program& p, int64_t qkv, int64_t rotary, int rotary_width, int64_t out, nb::object shape, KVCache& cache,
-                nb::object q_norm, nb::object k_norm, float eps) {
-                 Instruction i{};
-                 i.op = Op::StoreKV;
-                 i.in[FORM_FLOAT] = qkv;
-                 i.rotary = rotary;
-                 i.width = rotary_width;
-                 i.out[FORM_FLOAT] = out;
-                 i.shape = head_shape(shape, cache);
-                 i.out_width = i.shape.heads * i.shape.head_dim;
-                 i.layer = nb::cast<int>(shape.attr("layer"));
-                 i.group = nb::cast<int>(shape.attr("group"));
-                 i.first = copy_floats(q_norm);
-                 i.second = copy_floats(k_norm);
-                 i.eps = eps;
-                 p.add(std::move(i));
-             },
-             nb::arg("qkv"), nb::arg("rotary"), nb::arg("rotary_width"), nb::arg("out"), nb::arg("shape"),
-             nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"))
+        .def(
+            "store_kv",
+            [](Program& p, int64_t qkv, int64_t rotary, int rotary_width, int64_t out, nb::object shape, KVCache& cache,
+               nb::object q_norm, nb::object k_norm, float eps) {
+                Instruction i{};
+                i.op = Op::StoreKV;
+                i.in[FORM_FLOAT] = qkv;
+                i.rotary = rotary;
+                i.width = rotary_width;
+                i.out[FORM_FLOAT] = out;
+                i.shape = head_shape(shape, cache);
+                i.out_width = i.shape.heads * i.shape.head_dim;
+                i.layer = nb::cast<int>(shape.attr("layer"));
+                i.group = nb::cast<int>(shape.attr("group"));
+                i.first = copy_floats(q_norm);
+                i.second = copy_floats(k_norm);
+                i.eps = eps;
+                p.add(std::move(i));
+            },
+            nb::arg("qkv"), nb::arg("rotary"), nb::arg("rotary_width"), nb::arg("out"), nb::arg("shape"),
+            nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"))
         .def("attend",
              [](Program& p, int64_t q, int64_t out, nb::object shape, KVCache& cache) {
                  Instruction i{};
@@ -346,8 +363,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("bytes", &KVCache::bytes);
     bind_program(m);
     nb::class_<Model>(m, "Model")
-        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KVCache>, std::shared_ptr<Program>, std::shared_ptr<Program>,
-                      int64_t, int64_t, int64_t, int, int, int, int>(),
+        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KVCache>, std::shared_ptr<Program>,
+                      std::shared_ptr<Program>, int64_t, int64_t, int64_t, int, int, int, int>(),
              nb::arg("pool"), nb::arg("cache"), nb::arg("body"), nb::arg("head"), nb::arg("hidden"), nb::arg("input"),
              nb::arg("logits"), nb::arg("width"), nb::arg("vocab"), nb::arg("max_tokens"), nb::arg("head_rows"))
         .def("run", run_model, nb::arg("batch"), nb::arg("sampling"), nb::arg("drawn"))

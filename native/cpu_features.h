@@ -6,7 +6,7 @@
 namespace octavo {
 
 struct CpuFeatures {
-    bool avx2 = false;  // AVX2, FMA, F16C and BMI2, and an operating system that saves the ymm registers
+    bool avx2 = false;    // AVX2, FMA, F16C and BMI2, and an operating system that saves the ymm registers
     std::string missing;  // names of what is missing of these, for the error message
 };
 

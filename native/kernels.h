@@ -11,10 +11,10 @@ namespace octavo {
 
 // Activations as signed bytes, groups of 32, for weights of 4 to 6 bits. Group g of row r is at index g * rows + r.
 struct Act8 {
-    int8_t* q;       // 32 values
-    float* scale;    // value = q * scale
-    float* sum;      // scale * (sum of q)
-    int32_t* halves; // sums of q over the two halves of the group, as two int16
+    int8_t* q;        // 32 values
+    float* scale;     // value = q * scale
+    float* sum;       // scale * (sum of q)
+    int32_t* halves;  // sums of q over the two halves of the group, as two int16
     int64_t rows;
 };
 

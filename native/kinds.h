@@ -12,8 +12,8 @@ namespace octavo {
 
 enum Kind : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, KIND_COUNT };
 
-constexpr int kColumns = 8;     // columns of a panel
-constexpr int kCell = 32;       // K elements of a cell
+constexpr int kColumns = 8;       // columns of a panel
+constexpr int kCell = 32;         // K elements of a cell
 constexpr int kTileColumns = 32;  // output columns of a work item: four panels
 
 // A panel is a run of units; a unit is a head (super-block scales, K formats only) and `unit_cells` cells.
@@ -32,14 +32,14 @@ constexpr KindInfo kKinds[KIND_COUNT] = {
     {"F32", 1, 4, 0, 1, 1024},
     {"F16", 1, 2, 0, 1, 512},
     {"BF16", 1, 2, 0, 1, 512},
-    {"Q4_0", 32, 18, 0, 1, 16 + 128},            // d | N4
-    {"Q4_1", 32, 20, 0, 1, 32 + 128},            // d m | N4
-    {"Q5_0", 32, 22, 0, 1, 16 + 128 + 32},       // d | N4 B1
-    {"Q5_1", 32, 24, 0, 1, 32 + 128 + 32},       // d m | N4 B1
-    {"Q8_0", 32, 34, 0, 1, 16 + 256},            // d | B8
-    {"Q4_K", 256, 144, 32, 8, 16 + 128},         // head d dmin; sc mn | N4
-    {"Q5_K", 256, 176, 32, 8, 16 + 128 + 32},    // head d dmin; sc mn | N4 B1
-    {"Q6_K", 256, 210, 16, 8, 16 + 128 + 64},    // head d; sc of either half | N4 B2
+    {"Q4_0", 32, 18, 0, 1, 16 + 128},          // d | N4
+    {"Q4_1", 32, 20, 0, 1, 32 + 128},          // d m | N4
+    {"Q5_0", 32, 22, 0, 1, 16 + 128 + 32},     // d | N4 B1
+    {"Q5_1", 32, 24, 0, 1, 32 + 128 + 32},     // d m | N4 B1
+    {"Q8_0", 32, 34, 0, 1, 16 + 256},          // d | B8
+    {"Q4_K", 256, 144, 32, 8, 16 + 128},       // head d dmin; sc mn | N4
+    {"Q5_K", 256, 176, 32, 8, 16 + 128 + 32},  // head d dmin; sc mn | N4 B1
+    {"Q6_K", 256, 210, 16, 8, 16 + 128 + 64},  // head d; sc of either half | N4 B2
 };
 
 // Rows of a matrix in one format, packed.

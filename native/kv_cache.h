@@ -13,7 +13,12 @@ class KVCache {
 public:
     KVCache(int kv_heads, int head_dim, bool half, int block_size, const std::vector<int>& blocks,
             const std::vector<int>& group_of)
-        : kv_heads(kv_heads), head_dim(head_dim), half(half), block_size(block_size), blocks(blocks), group_of(group_of) {
+        : kv_heads(kv_heads),
+          head_dim(head_dim),
+          half(half),
+          block_size(block_size),
+          blocks(blocks),
+          group_of(group_of) {
         const int64_t block_bytes = int64_t{2} * kv_heads * head_dim * block_size * (half ? 2 : 4);
         int64_t total = 0;
         for (const int group : group_of) total += blocks[group] * block_bytes;

@@ -14,8 +14,8 @@ class Model {
 public:
     // `input` and `logits` are offsets into the head's arena, `hidden` into the body's.
     Model(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, std::shared_ptr<Program> body,
-          std::shared_ptr<Program> head, int64_t hidden, int64_t input, int64_t logits, int width, int vocab, int max_tokens,
-          int head_rows);
+          std::shared_ptr<Program> head, int64_t hidden, int64_t input, int64_t logits, int width, int vocab,
+          int max_tokens, int head_rows);
 
     int vocab() const { return vocab_; }
 

@@ -78,7 +78,8 @@ Act16 Program::act16(int64_t offset, int width, int64_t rows) const {
 
 void Program::pack_row(const Instruction& i, const Context& c, const float* x, int64_t row) const {
     if (i.out[FORM_INT8] != kNone) kernels_.pack_int8(x, i.out_width, act8(i.out[FORM_INT8], i.out_width, c.rows), row);
-    if (i.out[FORM_INT16] != kNone) kernels_.pack_int16(x, i.out_width, act16(i.out[FORM_INT16], i.out_width, c.rows), row);
+    if (i.out[FORM_INT16] != kNone)
+        kernels_.pack_int16(x, i.out_width, act16(i.out[FORM_INT16], i.out_width, c.rows), row);
 }
 
 // row(r, out): out is the row of the float output; its integer forms are made while it is in the cache.
@@ -175,12 +176,12 @@ void Program::product(const Instruction& i, const Context& c, int part, int pane
     const Panels& weight = i.weight->parts[part];
     switch (i.forms[part]) {
         case FORM_INT8:
-            kernels_.linear_int8[weight.kind](weight, panel, panels, act8(i.in[FORM_INT8], i.width, c.rows), row, rows, out,
-                                              stride);
+            kernels_.linear_int8[weight.kind](weight, panel, panels, act8(i.in[FORM_INT8], i.width, c.rows), row, rows,
+                                              out, stride);
             break;
         case FORM_INT16:
-            kernels_.linear_int16[weight.kind](weight, panel, panels, act16(i.in[FORM_INT16], i.width, c.rows), row, rows,
-                                               out, stride);
+            kernels_.linear_int16[weight.kind](weight, panel, panels, act16(i.in[FORM_INT16], i.width, c.rows), row,
+                                               rows, out, stride);
             break;
         default:
             kernels_.linear_float[weight.kind](weight, panel, panels, floats(i.in[FORM_FLOAT]), i.width, row, rows, out,
@@ -195,7 +196,8 @@ void Program::linear_tile(const Instruction& i, const Context& c, const Tile& ti
     const float* bias = i.first.empty() ? nullptr : i.first.data() + tile.column;
     for (int r = 0; r < rows; ++r) {
         float* x = result + r * kWide;
-        if (i.op == Op::Logits && (i.scale != 1 || i.softcap > 0)) kernels_.scale_cap(x, tile.columns, i.scale, i.softcap);
+        if (i.op == Op::Logits && (i.scale != 1 || i.softcap > 0))
+            kernels_.scale_cap(x, tile.columns, i.scale, i.softcap);
         const float* residual = i.residual == kNone ? nullptr : floats(i.residual, row + r, i.out_width) + tile.column;
         kernels_.finish(x, tile.columns, bias, residual, floats(i.out[FORM_FLOAT], row + r, i.out_width) + tile.column);
     }
@@ -211,7 +213,8 @@ void Program::gather_columns(const Instruction& i, const Context& c, int column,
         const int end = std::min(column + columns, first + i.weight->parts[part].n_out) - first;
         if (from >= end) continue;
         const int panel = from / kColumns;
-        product(i, c, static_cast<int>(part), panel, count_blocks(end, kColumns) - panel, row, rows, result, kWide, buffer);
+        product(i, c, static_cast<int>(part), panel, count_blocks(end, kColumns) - panel, row, rows, result, kWide,
+                buffer);
         for (int r = 0; r < rows; ++r) {
             std::memcpy(out + r * kWide + (from + first - column), result + r * kWide + from % kColumns,
                         sizeof(float) * (end - from));

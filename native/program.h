@@ -37,14 +37,14 @@ struct Instruction {
     int64_t residual = kNone;
     int64_t rotary = kNone;
     int64_t out[FORM_COUNT] = {kNone, kNone, kNone};
-    int width = 0;      // of the input
+    int width = 0;  // of the input
     int out_width = 0;
     float scale = 1;    // embed, logits
     float eps = 0;      // norm, store_kv
     float softcap = 0;  // logits
     int activation = SILU;
     std::shared_ptr<Weight> weight;
-    std::vector<int> forms;   // of each part of the weight
+    std::vector<int> forms;  // of each part of the weight
     std::vector<Tile> tiles;
     std::vector<float> first;   // norm weight, bias, q norm, inverse frequencies
     std::vector<float> second;  // k norm

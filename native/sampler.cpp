@@ -85,7 +85,9 @@ int draw_noise(const float* scores, const int32_t* ids, int64_t count, uint64_t 
 
 // Of `count` ids those that top-k and then top-p leave, in front of `ids`; returns how many. `mass` by id.
 int64_t cut(const float* scores, const double* mass, int32_t* ids, int64_t count, int top_k, float top_p) {
-    const auto before = [&](int32_t a, int32_t b) { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); };
+    const auto before = [&](int32_t a, int32_t b) {
+        return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+    };
     if (top_k > 0 && top_k < count) {
         std::nth_element(ids, ids + top_k - 1, ids + count, before);
         count = top_k;
@@ -164,9 +166,8 @@ int32_t rank_of(const Kernels& kernels, const float* logits, int vocab, int toke
 
 void report_top(const float* logits, int vocab, int wanted, double norm, int row, int32_t* ids, const Drawn& drawn) {
     for (int i = 0; i < vocab; ++i) ids[i] = i;
-    std::partial_sort(ids, ids + wanted, ids + vocab, [&](int32_t a, int32_t b) {
-        return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-    });
+    std::partial_sort(ids, ids + wanted, ids + vocab,
+                      [&](int32_t a, int32_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); });
     for (int i = 0; i < wanted; ++i) {
         drawn.top_ids[row * drawn.width + i] = ids[i];
         drawn.top_logprobs[row * drawn.width + i] = static_cast<float>(logits[ids[i]] - norm);
@@ -190,7 +191,8 @@ void report(const Kernels& kernels, const float* logits, int vocab, int token, c
     if (s.logprobs[r] < 0) return;
     drawn.logprob[r] = static_cast<float>(logits[token] - norm);
     drawn.rank[r] = rank_of(kernels, logits, vocab, token);
-    if (s.logprobs[r] > 0) report_top(logits, vocab, std::min<int>(s.logprobs[r], vocab), norm, r, scratch.ids.data(), drawn);
+    if (s.logprobs[r] > 0)
+        report_top(logits, vocab, std::min<int>(s.logprobs[r], vocab), norm, r, scratch.ids.data(), drawn);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ struct Drawn {
     int32_t* token;
     float* logprob;
     int32_t* rank;
-    int32_t* top_ids;      // [rows, width], filled with -1 before
+    int32_t* top_ids;  // [rows, width], filled with -1 before
     float* top_logprobs;
     uint8_t* ok;
     int64_t width;

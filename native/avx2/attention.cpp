@@ -1,6 +1,7 @@
-// Paged attention: K and V are read from the cache only. A partial softmax starts anew at every absolute 256-token chunk
-// and partials are combined in ascending order; inside, steps of 32 absolute tokens. What a row computes depends on its
-// position and the cache, not on the other rows of the item (Dao et al., FlashAttention, 2022, for the running softmax).
+// Paged attention: K and V are read from the cache only. A partial softmax starts anew at every absolute 256-token
+// chunk and partials are combined in ascending order; inside, steps of 32 absolute tokens. What a row computes depends
+// on its position and the cache, not on the other rows of the item (Dao et al., FlashAttention, 2022, for the running
+// softmax).
 #include <string.h>
 
 #include "../kernels.h"
@@ -20,15 +21,15 @@ inline int at_most(int a, int b) { return a < b ? a : b; }
 // The rows of an item (token-major, then query head) with their running sums.
 struct Rows {
     int count;
-    int group;    // query heads per KV head
-    int depth;    // head_dim
-    int padded;   // head_dim rounded up to 8
-    float* k;     // [depth][32] of the current step
-    float* v;     // [32][padded]
-    float* q;     // [count][padded]
-    float* part;  // [count][padded]: sum of the current chunk
-    float* total; // [count][padded]
-    float* score; // [count][32]
+    int group;     // query heads per KV head
+    int depth;     // head_dim
+    int padded;    // head_dim rounded up to 8
+    float* k;      // [depth][32] of the current step
+    float* v;      // [32][padded]
+    float* q;      // [count][padded]
+    float* part;   // [count][padded]: sum of the current chunk
+    float* total;  // [count][padded]
+    float* score;  // [count][32]
     float* part_max;
     float* part_sum;
     float* total_max;
@@ -216,7 +217,8 @@ void end_chunk(const Rows& rows) {
         const float before = rows.total_max[r];
         const float now = rows.part_max[r];
         const float maximum = now > before || now != now ? now : before;
-        const float old_factor = before == kMinusInfinity ? 0.0f : _mm256_cvtss_f32(exp_ps(_mm256_set1_ps(before - maximum)));
+        const float old_factor =
+            before == kMinusInfinity ? 0.0f : _mm256_cvtss_f32(exp_ps(_mm256_set1_ps(before - maximum)));
         const float new_factor = _mm256_cvtss_f32(exp_ps(_mm256_set1_ps(now - maximum)));
         rows.total_max[r] = maximum;
         rows.total_sum[r] = __builtin_fmaf(rows.total_sum[r], old_factor, rows.part_sum[r] * new_factor);
@@ -281,7 +283,8 @@ void attend(const AttendItem& item, const HeadShape& shape) {
 }
 
 // A head after its norm and rotation, to `out`.
-void prepare_head(const float* x, const float* weight, float eps, const float* rotary, int half, int depth, float* out) {
+void prepare_head(const float* x, const float* weight, float eps, const float* rotary, int half, int depth,
+                  float* out) {
     if (weight != nullptr) {
         octavo::kernels().norm(x, weight, nullptr, depth, eps, out);
     } else {
@@ -298,8 +301,9 @@ void prepare_head(const float* x, const float* weight, float eps, const float* r
     }
 }
 
-void store_kv(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm, float eps,
-              const HeadShape& shape, const LayerCache& cache, int block, int offset, float* q, float* scratch) {
+void store_kv(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm,
+              float eps, const HeadShape& shape, const LayerCache& cache, int block, int offset, float* q,
+              float* scratch) {
     const int depth = shape.head_dim;
     const int size = shape.block_size;
     for (int h = 0; h < shape.heads; ++h) {

@@ -35,7 +35,8 @@ template <int KIND>
 inline CellPlace place_of(const uint8_t* panel, int cell) {
     constexpr octavo::KindInfo info = kKinds[KIND];
     if constexpr (is_k_kind(KIND)) {
-        const uint8_t* unit = panel + int64_t{cell / info.unit_cells} * (info.head_bytes + info.unit_cells * info.cell_bytes);
+        const uint8_t* unit =
+            panel + int64_t{cell / info.unit_cells} * (info.head_bytes + info.unit_cells * info.cell_bytes);
         return {unit, unit + info.head_bytes + cell % info.unit_cells * info.cell_bytes};
     } else {
         const uint8_t* at = panel + int64_t{cell} * info.cell_bytes;

@@ -16,8 +16,8 @@ inline void unpack_cell(const uint8_t* panel, int cell, float* out, int64_t stri
     const __m256 scale = scale_of<KIND>(at);
     if constexpr (KIND == Q8_0) {
         for (int pair = 0; pair < 16; ++pair) {
-            const __m256i v = _mm256_cvtepi8_epi16(
-                _mm_loadu_si128(reinterpret_cast<const __m128i*>(at.cell + 16 + pair * 16)));
+            const __m256i v =
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at.cell + 16 + pair * 16)));
             const __m256i even = _mm256_srai_epi32(_mm256_slli_epi32(v, 16), 16);
             const __m256i odd = _mm256_srai_epi32(v, 16);
             _mm256_storeu_ps(out + 2 * pair * stride, _mm256_mul_ps(_mm256_cvtepi32_ps(even), scale));
@@ -119,10 +119,17 @@ void linear(const Panels& w, int panel, int count, const float* x, int64_t x_str
             }
             float* to = out + 8 * p;
             switch (panels) {
-                case 1: rows_of<1>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0); break;
-                case 2: rows_of<2>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0); break;
-                case 3: rows_of<3>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0); break;
-                default: rows_of<4>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
+                case 1:
+                    rows_of<1>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
+                    break;
+                case 2:
+                    rows_of<2>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
+                    break;
+                case 3:
+                    rows_of<3>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
+                    break;
+                default:
+                    rows_of<4>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
             }
         }
     }

@@ -15,10 +15,10 @@ struct Pairs {
 
     explicit Pairs(const uint8_t* cell) {
         const __m256i zero = _mm256_set1_epi16(zero_point(KIND));
-        const __m256i front = _mm256_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1, 0, -1, 1, -1, 4,
-                                               -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1);
-        const __m256i back = _mm256_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1, 2, -1, 3, -1, 6,
-                                              -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
+        const __m256i front = _mm256_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1, 0, -1, 1, -1,
+                                               4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1);
+        const __m256i back = _mm256_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1, 2, -1, 3, -1,
+                                              6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
         __m256i* out = reinterpret_cast<__m256i*>(values);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
@@ -28,9 +28,7 @@ struct Pairs {
         }
     }
 
-    __m256i operator[](int pair) const {
-        return _mm256_load_si256(reinterpret_cast<const __m256i*>(values) + pair);
-    }
+    __m256i operator[](int pair) const { return _mm256_load_si256(reinterpret_cast<const __m256i*>(values) + pair); }
 };
 
 template <>
@@ -96,8 +94,8 @@ inline void add_cell(__m256 (&acc)[ROWS], const Pairs<KIND>& w, const CellScales
 }
 
 template <int KIND, int ROWS>
-inline void rows_of_cell(const Pairs<KIND>& w, const CellScales<KIND>& scales, const Act16& x, int64_t index, float* out,
-                         int64_t stride) {
+inline void rows_of_cell(const Pairs<KIND>& w, const CellScales<KIND>& scales, const Act16& x, int64_t index,
+                         float* out, int64_t stride) {
     __m256 acc[ROWS];
     for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_loadu_ps(out + r * stride);
     add_cell<KIND, ROWS>(acc, w, scales, x, index);
@@ -144,11 +142,20 @@ void linear(const Panels& w, int panel, int count, const Act16& x, int row, int 
         const uint8_t* data = w.data + (panel + p) * w.panel_bytes;
         float* to = out + 8 * p;
         switch (rows) {
-            case 1: few_rows<KIND, 1>(data, cells, x, row, to, stride); break;
-            case 2: few_rows<KIND, 2>(data, cells, x, row, to, stride); break;
-            case 3: few_rows<KIND, 3>(data, cells, x, row, to, stride); break;
-            case 4: few_rows<KIND, 4>(data, cells, x, row, to, stride); break;
-            default: many_rows<KIND>(data, cells, x, row, rows, to, stride);
+            case 1:
+                few_rows<KIND, 1>(data, cells, x, row, to, stride);
+                break;
+            case 2:
+                few_rows<KIND, 2>(data, cells, x, row, to, stride);
+                break;
+            case 3:
+                few_rows<KIND, 3>(data, cells, x, row, to, stride);
+                break;
+            case 4:
+                few_rows<KIND, 4>(data, cells, x, row, to, stride);
+                break;
+            default:
+                many_rows<KIND>(data, cells, x, row, rows, to, stride);
         }
     }
 }

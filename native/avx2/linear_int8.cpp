@@ -44,12 +44,12 @@ inline __m256i dot(const __m256i (&w)[8], const int8_t* a, int32_t halves, __m25
     const __m256i s45 = _mm256_add_epi16(times(w[4], a + 16), times(w[5], a + 20));
     const __m256i s67 = _mm256_add_epi16(times(w[6], a + 24), times(w[7], a + 28));
     if constexpr (KIND == Q6_K) {
-        const __m256i low = _mm256_shuffle_epi8(
-            scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8,
-                                     9, 12, 13, 12, 13));
-        const __m256i high = _mm256_shuffle_epi8(
-            scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2, 3, 2, 3, 6, 7, 6, 7, 10,
-                                     11, 10, 11, 14, 15, 14, 15));
+        const __m256i low =
+            _mm256_shuffle_epi8(scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1,
+                                                         4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+        const __m256i high =
+            _mm256_shuffle_epi8(scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2, 3,
+                                                         2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15));
         __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s45, high));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s67, high));
@@ -125,11 +125,20 @@ void linear(const Panels& w, int panel, int count, const Act8& x, int row, int r
         const uint8_t* data = w.data + (panel + p) * w.panel_bytes;
         float* to = out + 8 * p;
         switch (rows) {
-            case 1: few_rows<KIND, 1>(data, cells, x, row, to, stride); break;
-            case 2: few_rows<KIND, 2>(data, cells, x, row, to, stride); break;
-            case 3: few_rows<KIND, 3>(data, cells, x, row, to, stride); break;
-            case 4: few_rows<KIND, 4>(data, cells, x, row, to, stride); break;
-            default: many_rows<KIND>(data, cells, x, row, rows, to, stride);
+            case 1:
+                few_rows<KIND, 1>(data, cells, x, row, to, stride);
+                break;
+            case 2:
+                few_rows<KIND, 2>(data, cells, x, row, to, stride);
+                break;
+            case 3:
+                few_rows<KIND, 3>(data, cells, x, row, to, stride);
+                break;
+            case 4:
+                few_rows<KIND, 4>(data, cells, x, row, to, stride);
+                break;
+            default:
+                many_rows<KIND>(data, cells, x, row, rows, to, stride);
         }
     }
 }

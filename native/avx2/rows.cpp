@@ -66,7 +66,8 @@ inline __m256 activate(__m256 x, int activation) {
 void gate(const float* gates, const float* ups, int width, int activation, float* out) {
     for (int i = 0; i < width; i += 8) {
         const int left = width - i;
-        store_some(out + i, left, _mm256_mul_ps(activate(load_some(gates + i, left), activation), load_some(ups + i, left)));
+        store_some(out + i, left,
+                   _mm256_mul_ps(activate(load_some(gates + i, left), activation), load_some(ups + i, left)));
     }
 }
 

@@ -30,7 +30,8 @@ float maximum(const float* x, int64_t n) {
 
 int64_t first_equal(const float* x, int64_t n, float value) {
     for (int64_t i = 0; i < n; i += 8) {
-        const __m256 same = _mm256_cmp_ps(load_filled(x + i, n - i, __builtin_nanf("")), _mm256_set1_ps(value), _CMP_EQ_OQ);
+        const __m256 same =
+            _mm256_cmp_ps(load_filled(x + i, n - i, __builtin_nanf("")), _mm256_set1_ps(value), _CMP_EQ_OQ);
         const int mask = _mm256_movemask_ps(same);
         if (mask != 0) return i + __builtin_ctz(mask);
     }

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo.devices.cpu.native import load_native
 from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Recorder, row_vector
+from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
 from octavo.ops.contract import F32, I32, BatchArrays, BatchLimits, Drawn, KVSpec, Sampling, Stored
 
@@ -16,7 +17,7 @@ HEAD_ROWS = 32
 
 
 class CpuDevice:
-    """`Device` of the contract on `threads` threads (worker 0 is the caller).
+    """`Device` of the contract on `threads` threads (worker 0 is the caller); None takes all that are allowed.
 
     `activations` fixes how the inputs of products with quantized weights are rounded: "float32" not at all, "int16" to
     16 bits per row, "int8" to 8 bits in groups of 32 (8-bit weights and logits stay at 16). Raises DeviceUnavailable
@@ -25,13 +26,16 @@ class CpuDevice:
 
     name = "cpu"
 
-    def __init__(self, threads: int, activations: Activations = "float32") -> None:
+    def __init__(self, threads: int | None = None, activations: Activations = "float32") -> None:
         if activations not in get_args(Activations):
             raise ValueError(f"activations {activations!r} must be one of {', '.join(get_args(Activations))}")
         self.activations = activations
         self.native: Any = load_native()
-        self.pool = self.native.Pool(threads)
-        self.threads = threads
+        allowed = allowed_cpus() if threads is None else AllowedCpus(threads, "it was asked for")
+        self.threads = allowed.threads
+        self.pool = self.native.Pool(self.threads)
+        self.notes = (f"{self.threads} {'thread' if self.threads == 1 else 'threads'} because {allowed.reason}",)
+        """What start-up should say about the device."""
         self.weight_bytes = 0
         """Size of all weights packed so far."""
 

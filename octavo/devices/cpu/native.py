@@ -10,7 +10,7 @@ from octavo.devices import DeviceUnavailable
 
 
 def load_native() -> ModuleType:
-    """`octavo._native` (see its stub). Raises DeviceUnavailable that says why and what to do where it cannot be used."""
+    """`octavo._native` (see its stub). Raises DeviceUnavailable that says why where it cannot be used."""
     try:
         native = importlib.import_module("octavo._native")
     except ImportError as error:
