@@ -1,0 +1,79 @@
+"""From the bytes of a request to a checked body: limits while reading, strict JSON, then the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.api.errors import ApiError, bad_request
+from octavo.api.schemas import Body
+
+_B = TypeVar("_B", bound=Body)
+_LARGE = 256 * 1024
+"""Bodies over this many bytes are parsed beside the event loop."""
+
+
+async def parse(request: Request, schema: type[_B], limit: int) -> _B:
+    """The body of `request` as `schema`.
+
+    Raises:
+        ApiError: 413 over `limit` bytes (found while reading), 400 for anything else that is wrong.
+        pydantic.ValidationError: the JSON does not fit the schema.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise bad_request(f"The body must be JSON: send `Content-Type: application/json` (got {kind[:100]!r}).")
+    raw = await _read(request, limit)
+    data = await asyncio.to_thread(_decode, raw) if len(raw) > _LARGE else _decode(raw)
+    return schema.model_validate(data)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    too_large = ApiError(413, f"The request body is larger than {limit} bytes, the most this server takes; send less "
+                              "or start it with a larger --max-request-bytes.", code="request_too_large",
+                         headers={"Connection": "close"})
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise bad_request("The connection closed before the whole body had come.") from None
+    return b"".join(chunks)
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    if not raw.strip():
+        raise bad_request("The body is empty; send a JSON object.")
+    try:
+        text = raw.decode("utf-8")
+        data = json.loads(text)
+    except UnicodeDecodeError:
+        raise bad_request("The body is not valid UTF-8.") from None
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.") from None
+    except ValueError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise bad_request(f"The body must be a JSON object, not {type(data).__name__}.")
+    if "\\ud" in text.lower():
+        _refuse_lone_surrogates(data)
+    return data
+
+
+def _refuse_lone_surrogates(data: dict[str, Any]) -> None:
+    for name, value in data.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            param = name.encode("utf-8", "replace").decode("utf-8")
+            raise bad_request(f"{param} holds half of a surrogate pair, which is not text.", param) from None

@@ -1,0 +1,162 @@
+"""POST /v1/chat/completions: messages in, a message on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from octavo.api.body import parse
+from octavo.api.call import (
+    Call,
+    StreamUsage,
+    begin,
+    check_choices,
+    make_job,
+    prompt_scores,
+    sampling_of,
+    start,
+    stream_answer,
+    whole_answer,
+)
+from octavo.api.frontend import service_of
+from octavo.api.generation import Job, News
+from octavo.api.logprobs import chat_entries
+from octavo.api.messages import checked_messages, last_text
+from octavo.api.prompts import encode_chat
+from octavo.api.schemas import ChatBody
+
+
+@dataclass
+class _Plan:
+    """A checked call."""
+
+    call: Call
+    body: ChatBody
+    job: Job
+    role: str
+    echo: str
+    """What the answer begins with before anything is generated; empty without `echo`."""
+
+    @property
+    def n(self) -> int:
+        return self.body.n or 1
+
+
+async def create(http: HttpRequest) -> Any:
+    service = service_of(http)
+    service.ready()
+    body = await parse(http, ChatBody, service.settings.max_request_bytes)
+    call = begin(http, service, body)
+    plan = await _plan(call, body)
+    if body.stream:
+        return stream_answer(call, _chunks(plan))
+    return await whole_answer(http, call, partial(_whole, plan))
+
+
+async def _plan(call: Call, body: ChatBody) -> _Plan:
+    messages = checked_messages(body.messages)
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = sampling_of(call, max_tokens, logprobs)
+    check_choices(1, sampling)
+    ids = await encode_chat(call.front, call.service.settings, body, messages)
+    job = make_job(call, 0, ids, sampling)
+    role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
+    echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
+    return _Plan(call, body, job, role, echo)
+
+
+def _logprobs(plan: _Plan, news: News) -> dict[str, Any] | None:
+    if not plan.body.logprobs:
+        return None
+    return {"content": chat_entries(news.piece.logprobs or (), plan.body.top_logprobs or 0, plan.call.names())}
+
+
+def _prompt_fields(plan: _Plan, news: News) -> dict[str, Any]:
+    """What stands at the top of an answer about the prompt."""
+    found: dict[str, Any] = {}
+    scores = prompt_scores(plan.call, news)
+    if scores is not None:
+        found["prompt_logprobs"] = scores
+    return found
+
+
+async def _whole(plan: _Plan) -> dict[str, Any]:
+    generation = start(plan.call, [plan.job])
+    choices = [_empty_choice(plan, index) for index in range(plan.n)]
+    answer = plan.call.envelope("chatcmpl", "chat.completion")
+    if plan.body.return_token_ids:
+        answer["prompt_token_ids"] = list(plan.job.request.prompt)
+    async with aclosing(generation.news()) as source:
+        async for news in source:
+            choice, piece = choices[news.choice], news.piece
+            choice["message"]["content"] += piece.text
+            found = _logprobs(plan, news)
+            if found is not None:
+                choice["logprobs"]["content"] += found["content"]
+            if plan.body.return_token_ids:
+                choice["token_ids"] += piece.token_ids
+            choice["finish_reason"], choice["stop_reason"] = piece.finish_reason, piece.stop_reason
+            answer.update(_prompt_fields(plan, news))
+    return {**answer, "choices": choices, "usage": generation.usage.as_json()}
+
+
+def _empty_choice(plan: _Plan, index: int) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": {"role": plan.role, "content": plan.echo, "refusal": None},
+        "logprobs": {"content": []} if plan.body.logprobs else None,
+        "finish_reason": None,
+        "stop_reason": None,
+    }
+    if plan.body.return_token_ids:
+        choice["token_ids"] = []
+    return choice
+
+
+async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
+    generation = start(plan.call, [plan.job])
+    usage = StreamUsage(plan.call, generation)
+    envelope = plan.call.envelope("chatcmpl", "chat.completion.chunk")
+    first = True
+    async with aclosing(generation.news()) as source:
+        async for news in source:
+            if first:
+                for index in range(plan.n):
+                    yield usage.add({**envelope, **_opening(plan, index)})
+                first = False
+            part = _delta(plan, news)
+            fields = _prompt_fields(plan, news)
+            if fields or part["delta"] or part["finish_reason"] or part["logprobs"] or part.get("token_ids"):
+                yield usage.add({**envelope, **fields, "choices": [part]})
+    for chunk in usage.last(envelope):
+        yield chunk
+
+
+def _opening(plan: _Plan, index: int) -> dict[str, Any]:
+    """The first chunk of a choice: who speaks."""
+    opening: dict[str, Any] = {"choices": [{"index": index, "delta": {"role": plan.role, "content": plan.echo},
+                                            "logprobs": None, "finish_reason": None}]}
+    if plan.body.return_token_ids and index == 0:
+        opening["prompt_token_ids"] = list(plan.job.request.prompt)
+    return opening
+
+
+def _delta(plan: _Plan, news: News) -> dict[str, Any]:
+    piece = news.piece
+    part: dict[str, Any] = {
+        "index": news.choice,
+        "delta": {"content": piece.text} if piece.text else {},
+        "logprobs": _logprobs(plan, news),
+        "finish_reason": piece.finish_reason,
+    }
+    if piece.finish_reason is not None:
+        part["stop_reason"] = piece.stop_reason
+    if plan.body.return_token_ids:
+        part["token_ids"] = list(piece.token_ids)
+    return part

@@ -1,0 +1,237 @@
+"""POST /v1/completions: text, or token ids, in; text on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from octavo.api.body import parse
+from octavo.api.call import (
+    Call,
+    StreamUsage,
+    begin,
+    check_choices,
+    make_job,
+    prompt_scores,
+    sampling_of,
+    start,
+    stream_answer,
+    whole_answer,
+)
+from octavo.api.errors import bad_request
+from octavo.api.frontend import service_of
+from octavo.api.generation import Job, News
+from octavo.api.logprobs import CompletionLogprobs
+from octavo.api.prompts import encode_text
+from octavo.api.schemas import CompletionBody
+from octavo.types import TokenLogprobs
+
+MAX_PROMPTS = 1024
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass
+class _Plan:
+    """A checked call and its prompts."""
+
+    call: Call
+    body: CompletionBody
+    jobs: list[Job]
+    echoes: list[str]
+    """What to say before the answer to each prompt; empty strings without `echo`."""
+    prompt_tops: dict[int, Sequence[TokenLogprobs | None]] = field(default_factory=dict)
+    """Scores of the prompts that have come, where `echo` shows them."""
+
+    @property
+    def shows_scores(self) -> bool:
+        return bool(self.body.echo) and self.body.logprobs is not None
+
+    @property
+    def n(self) -> int:
+        return self.body.n or 1
+
+
+async def create(http: HttpRequest) -> Any:
+    service = service_of(http)
+    service.ready()
+    body = await parse(http, CompletionBody, service.settings.max_request_bytes)
+    call = begin(http, service, body)
+    plan = await _plan(call, body)
+    if body.stream:
+        return stream_answer(call, _chunks(plan))
+    return await whole_answer(http, call, partial(_whole, plan))
+
+
+def prompts_of(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a call: one string, strings, one list of ids, or lists of ids.
+
+    Raises:
+        ApiError: anything else, none at all, or more than 1024.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise bad_request("prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
+                          "token ids, and not empty.", "prompt")
+    if _are_ids(prompt):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise bad_request(f"There are {len(prompt)} prompts; at most {MAX_PROMPTS} may be sent at once.", "prompt")
+    if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) and _are_ids(item)
+                                                            for item in prompt):
+        return list(prompt)
+    raise bad_request("The elements of prompt must all be strings, all token ids, or all lists of token ids.", "prompt")
+
+
+def _are_ids(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+async def _plan(call: Call, body: CompletionBody) -> _Plan:
+    prompts = prompts_of(body.prompt)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    nothing_new = max_tokens == 0
+    if nothing_new and not body.echo:
+        raise bad_request("max_tokens must be at least 1, got 0 (0 is allowed with echo).", "max_tokens")
+    if nothing_new and body.min_tokens:
+        raise bad_request("min_tokens must be less than or equal to max_tokens=0.", "min_tokens")
+    scores = body.logprobs if body.echo else None
+    if nothing_new and scores is None:
+        scores = 0  # a request that generates nothing must at least score its prompt
+    sampling = sampling_of(call, max_tokens or 1, body.logprobs, scores)
+    check_choices(len(prompts), sampling)
+    jobs, echoes = [], []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            ids = await encode_text(call.front, prompt, body.add_special_tokens is not False,
+                                    cut=body.truncate_prompt_tokens is not None)
+        else:
+            ids = prompt
+        job = make_job(call, index, ids, sampling)
+        if nothing_new:
+            job = job._replace(request=msgspec.structs.replace(job.request, max_tokens=0))
+        jobs.append(job)
+        echoes.append(_echo(call, prompt, list(job.request.prompt)) if body.echo else "")
+    return _Plan(call, body, jobs, echoes)
+
+
+def _echo(call: Call, prompt: str | list[int], ids: list[int]) -> str:
+    if isinstance(prompt, str) and call.body.truncate_prompt_tokens is None:
+        return prompt
+    return call.front.tokenizer.decode(ids, skip_special_tokens=call.body.skip_special_tokens is not False)
+
+
+class _Choice:
+    """One choice of the answer, part by part."""
+
+    def __init__(self, plan: _Plan, prompt: int, choice: int) -> None:
+        self.index = prompt * plan.n + choice
+        self._plan = plan
+        self._prompt = prompt
+        self._started = False
+        top = plan.body.logprobs
+        self._logprobs = None if top is None else CompletionLogprobs(top, plan.call.names())
+
+    def part(self, news: News) -> dict[str, Any]:
+        """What `news` adds, in the form of `choices[]`."""
+        plan, piece = self._plan, news.piece
+        first, self._started = not self._started, True
+        text = piece.text
+        tokens: list[int] = list(piece.token_ids)
+        entries: list[TokenLogprobs | None] = list(piece.logprobs or ())
+        if first:
+            text = plan.echoes[self._prompt] + text
+            if plan.shows_scores:
+                tokens = [*plan.jobs[self._prompt].request.prompt, *tokens]
+                entries = [*plan.prompt_tops[self._prompt], *entries]
+        part: dict[str, Any] = {
+            "index": self.index,
+            "text": text,
+            "logprobs": None if self._logprobs is None else self._logprobs.part(tokens, entries),
+            "finish_reason": piece.finish_reason,
+            "stop_reason": piece.stop_reason,
+        }
+        if plan.body.return_token_ids:
+            part["token_ids"] = list(piece.token_ids)
+            if first:
+                part["prompt_token_ids"] = list(plan.jobs[self._prompt].request.prompt)
+        scores = prompt_scores(plan.call, news)
+        if scores is not None:
+            part["prompt_logprobs"] = scores
+        return part
+
+
+class _Choices:
+    """All choices of the answer."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._made: dict[tuple[int, int], _Choice] = {}
+
+    def part(self, news: News) -> dict[str, Any]:
+        """What `news` adds to its choice."""
+        key = (news.prompt, news.choice)
+        if key not in self._made:
+            self._made[key] = _Choice(self._plan, *key)
+        return self._made[key].part(news)
+
+
+async def _news(plan: _Plan, generation: Any) -> AsyncGenerator[News, None]:
+    """The news of `generation`; where the scores of a prompt are shown, nothing of it comes before they have."""
+    held: dict[int, list[News]] = {}
+    async with aclosing(generation.news()) as source:
+        async for news in source:
+            if news.prompt_logprobs is not None:
+                plan.prompt_tops[news.prompt] = news.prompt_logprobs
+            if plan.shows_scores and news.prompt not in plan.prompt_tops:
+                held.setdefault(news.prompt, []).append(news)
+                continue
+            for earlier in held.pop(news.prompt, ()):
+                yield earlier
+            yield news
+
+
+async def _whole(plan: _Plan) -> dict[str, Any]:
+    generation = start(plan.call, plan.jobs)
+    choices: dict[int, dict[str, Any]] = {}
+    makers = _Choices(plan)
+    async with aclosing(_news(plan, generation)) as source:
+        async for news in source:
+            part = makers.part(news)
+            _join(choices.setdefault(part["index"], {}), part)
+    return {**plan.call.envelope("cmpl", "text_completion"),
+            "choices": [choices[index] for index in sorted(choices)], "usage": generation.usage.as_json()}
+
+
+def _join(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Append the `part` of a choice to what is there of it."""
+    if not whole:
+        whole.update(part)
+        return
+    whole["text"] += part["text"]
+    if part["logprobs"] is not None:
+        for name, values in part["logprobs"].items():
+            whole["logprobs"][name] += values
+    if "token_ids" in part:
+        whole["token_ids"] += part["token_ids"]
+    whole["finish_reason"], whole["stop_reason"] = part["finish_reason"], part["stop_reason"]
+
+
+async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
+    generation = start(plan.call, plan.jobs)
+    usage = StreamUsage(plan.call, generation)
+    envelope = plan.call.envelope("cmpl", "text_completion")
+    makers = _Choices(plan)
+    async with aclosing(_news(plan, generation)) as source:
+        async for news in source:
+            part = makers.part(news)
+            if part["text"] or part["finish_reason"] or part["logprobs"] or part.get("token_ids"):
+                yield usage.add({**envelope, "choices": [part]})
+    for chunk in usage.last(envelope):
+        yield chunk

@@ -1,0 +1,147 @@
+"""What the routes work with: `Frontend`, everything of a model that is ready, and `Service`, the server's state."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from octavo.api.errors import model_not_found, unavailable
+from octavo.api.metrics import Metrics
+from octavo.api.settings import ServerSettings
+from octavo.config import EngineConfig
+from octavo.info import ModelInfo
+
+if TYPE_CHECKING:
+    from octavo.client import AsyncEngine
+    from octavo.text.request import RequestFactory
+    from octavo.text.template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+_NORMALIZATION = 4
+"""Unicode normalization may make a text shorter, but not by more than this factor."""
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """A model that is ready to answer: its text side, and the engine that runs it."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    """None where the model has no chat template."""
+    factory: RequestFactory
+    info: ModelInfo
+    config: EngineConfig
+    metrics: Metrics
+    served: tuple[str, ...]
+    """Names clients may use, the reported one first."""
+    control_tokens: re.Pattern[str]
+    """Finds the text of any control token."""
+    most_characters: int
+    """Characters that no prompt which fits in the context length can have."""
+
+    def check_model(self, name: str | None) -> str:
+        """The name to report; a request without a name means the first one.
+
+        Raises:
+            ApiError: 404 for a name that is not served.
+        """
+        if name is None or name == "":
+            return self.served[0]
+        if name not in self.served:
+            raise model_not_found(name, self.served)
+        return name
+
+
+class Service:
+    """The server's state from the first moment on: loading, ready, failed or draining."""
+
+    def __init__(self, config: EngineConfig, settings: ServerSettings | None = None) -> None:
+        self.config = config
+        self.settings = settings or ServerSettings()
+        self.active = 0
+        """Requests being answered with generated text."""
+        self._serials = itertools.count()
+        self._frontend: Frontend | None = None
+        self._loading: AsyncEngine | None = None
+        self._reason = "The model is loading; try again in a moment."
+
+    def watch_loading(self, engine: AsyncEngine) -> None:
+        """While there is no model, say how far `engine` has come."""
+        self._loading = engine
+
+    def open(self, frontend: Frontend) -> None:
+        """From now on requests are answered."""
+        self._frontend = frontend
+
+    def close(self, reason: str) -> None:
+        """From now on new requests get a 503 with `reason`."""
+        self._frontend = None
+        self._loading = None
+        self._reason = reason
+
+    def ready(self) -> Frontend:
+        """The model.
+
+        Raises:
+            ApiError: 503 with the reason while there is none.
+        """
+        if self._frontend is None:
+            progress = self._loading.status.reason if self._loading is not None else ""
+            raise unavailable(f"{self._reason} ({progress})" if progress else self._reason)
+        return self._frontend
+
+    def next_serial(self) -> int:
+        """A number never given before."""
+        return next(self._serials)
+
+    def check_room(self) -> None:
+        """Make sure that one more generating request may start.
+
+        Raises:
+            ApiError: 503 when `max_num_queued_reqs` are in progress.
+        """
+        limit = self.config.max_num_queued_reqs
+        if limit is not None and self.active >= limit:
+            raise unavailable(f"The server is busy: {self.active} requests are in progress, the most it takes "
+                              "(--max-num-queued-reqs); try again later.", retry_after=1)
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Counts a generating request while it runs.
+
+        Raises:
+            ApiError: as `check_room`.
+        """
+        self.check_room()
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+
+def service_of(request: Request) -> Service:
+    """The service behind a route."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+def make_frontend(engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate | None, factory: RequestFactory,
+                  info: ModelInfo, config: EngineConfig) -> Frontend:
+    """The front end of a model whose engine is ready."""
+    served = config.served_model_name or (config.model,)
+    control = sorted(filter(None, map(tokenizer.token_text, tokenizer.special_ids)), key=len, reverse=True)
+    return Frontend(
+        engine=engine, tokenizer=tokenizer, template=template, factory=factory, info=info, config=config,
+        metrics=Metrics(served[0], info.max_model_len), served=served,
+        control_tokens=re.compile("|".join(map(re.escape, control)) or r"(?!)"),
+        most_characters=_NORMALIZATION * info.max_model_len * tokenizer.longest_token,
+    )

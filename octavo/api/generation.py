@@ -1,0 +1,154 @@
+"""The one path from requests to text: every endpoint that generates goes through `Generation`.
+
+It starts the requests of a call on the engine, mixes their answers in the order they come, turns tokens into text,
+tells the engine about stop strings, observes the metrics, and leaves nothing running whatever way it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.api.errors import ApiError, internal, unavailable
+from octavo.api.metrics import Metrics
+from octavo.client import AsyncEngine
+from octavo.text.output import Piece, RequestOutputBuilder
+from octavo.types import Delta, Request, TokenLogprobs
+
+
+class Job(NamedTuple):
+    """One prompt of a call."""
+
+    request: Request
+    output: RequestOutputBuilder
+
+
+class News(NamedTuple):
+    """What came for one choice: `piece` is the new text and tokens, `prompt` the index of the prompt in the call."""
+
+    prompt: int
+    choice: int
+    piece: Piece
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None
+
+
+@dataclass
+class Usage:
+    """Tokens of a call so far. A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
+    """By prompt."""
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+        }
+
+
+@dataclass
+class _Choice:
+    """What the metrics need to know of a choice that runs."""
+
+    tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
+
+
+class Generation:
+    """The requests of one call, running together. Use `news()` once; closing it aborts what still runs."""
+
+    def __init__(self, engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._metrics = metrics
+        self._started = time.monotonic()
+        self._open = {(i, c): _Choice() for i, job in enumerate(jobs) for c in range(job.request.n)}
+        self._queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+        self.usage = Usage(prompt_tokens=sum(len(job.request.prompt) for job in jobs))
+
+    async def news(self) -> AsyncGenerator[News, None]:
+        """Yields what comes, choice by choice, until every choice has a finish reason.
+
+        Raises:
+            ApiError: a choice failed or was aborted from the server's side; the others are aborted then.
+        """
+        pumps = [asyncio.create_task(self._pump(i)) for i in range(len(self._jobs))]
+        for job in self._jobs:
+            self._metrics.asked(job.request.n, job.request.max_tokens)
+        try:
+            while self._open:
+                index, item = await self._queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    self._all_ended(index)
+                elif (index, item.choice) in self._open:
+                    news = self._take(index, item)
+                    if news.piece.finish_reason is not None and item.finish is None:  # a stop string
+                        await self._engine.abort(item.request, item.choice)
+                    yield news
+        finally:
+            for index, choice in list(self._open):
+                self._close(index, choice, "abort")
+            for pump in pumps:
+                pump.cancel()  # closes the engine's stream, which aborts what is left of the request
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, index: int) -> None:
+        """Puts the deltas of one prompt into the queue, then None, or what was raised."""
+        try:
+            async for delta in self._engine.generate(self._jobs[index].request):
+                self._queue.put_nowait((index, delta))
+            self._queue.put_nowait((index, None))
+        except Exception as error:
+            self._queue.put_nowait((index, error))
+
+    def _take(self, index: int, delta: Delta) -> News:
+        job = self._jobs[index]
+        if delta.cached:
+            self.usage.cached[index] = max(delta.cached, self.usage.cached.get(index, 0))
+        if delta.finish in ("error", "abort"):
+            self._close(index, delta.choice, delta.finish)
+            raise _failure(delta)
+        piece = job.output.push(delta)
+        self._observe(self._open[index, delta.choice], len(piece.token_ids))
+        self.usage.completion_tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self._close(index, delta.choice, piece.finish_reason)
+        return News(index, delta.choice, piece, delta.prompt_logprobs)
+
+    def _observe(self, choice: _Choice, tokens: int) -> None:
+        if not tokens:
+            return
+        now = time.monotonic()
+        if not choice.tokens:
+            choice.first = now
+            self._metrics.first_token(now - self._started)
+        else:
+            for _ in range(tokens):
+                self._metrics.next_token((now - choice.last) / tokens)
+        choice.tokens += tokens
+        choice.last = now
+
+    def _close(self, index: int, choice: int, reason: str) -> None:
+        state = self._open.pop((index, choice))
+        self._metrics.finished(reason, time.monotonic() - self._started, state.last - state.first,
+                               len(self._jobs[index].request.prompt), state.tokens)
+
+    def _all_ended(self, index: int) -> None:
+        if any(owner == index for owner, _ in self._open):
+            raise internal()
+
+
+def _failure(delta: Delta) -> ApiError:
+    if delta.finish == "abort":
+        return unavailable(delta.error or "The server is shutting down and ended this request.")
+    return ApiError(500, delta.error, code="engine_error") if delta.error else internal()

@@ -1,0 +1,104 @@
+"""Text and messages to token ids, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from octavo.api.errors import bad_request
+from octavo.api.frontend import Frontend
+from octavo.api.schemas import ChatBody, TokenizeBody
+from octavo.api.settings import ServerSettings
+from octavo.text.template import ChatTemplate
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_LARGE = 20_000
+"""Inputs of more characters than this are worked on beside the event loop."""
+_RENDER_OPTIONS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+                             "tokenizer", "parse_special", "self"})
+
+
+async def beside(size: int, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """`function(...)`, on a thread when `size` says that it takes long."""
+    if size <= _LARGE:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+async def encode_text(front: Frontend, text: str, special: bool, cut: bool = False) -> list[int]:
+    """Token ids of plain text; `special`: with BOS or EOS where the model wants them; `cut`: it will be truncated, so
+    that any length is welcome."""
+    if not cut:
+        _check_size(front, len(text), "prompt")
+    return await beside(len(text), front.tokenizer.encode, text, add_special_tokens=special)
+
+
+async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody | TokenizeBody,
+                      messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Token ids of a conversation, as the model's chat template has it.
+
+    Control tokens that somebody typed in a message stay plain text, so that nobody can forge a turn.
+
+    Raises:
+        ApiError: no template, or one that is not allowed.
+        TemplateError: the template refuses the messages.
+    """
+    template = _template(front, settings, body.chat_template)
+    options = _options(body)
+    texts = [*_strings(messages), *_strings(options)]
+    _check_size(front, sum(map(len, texts)), "messages")
+    typed = front.control_tokens.search("\0".join(texts)) is not None
+    return await beside(sum(map(len, texts)), template.encode, front.tokenizer, messages, parse_special=not typed,
+                        **options)
+
+
+def _template(front: Frontend, settings: ServerSettings, own: str | None) -> ChatTemplate:
+    if own is None:
+        if not front.template:
+            raise bad_request("This model has no chat template: use /v1/completions, or start the server with "
+                              "--chat-template.", "messages")
+        return front.template
+    if not settings.trust_request_chat_template:
+        raise bad_request("chat_template in a request is not allowed here; the server must be started with "
+                          "--trust-request-chat-template.", "chat_template")
+    return ChatTemplate(own, front.tokenizer.special_tokens)
+
+
+def _options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    variables = dict(body.chat_template_kwargs or {})
+    for name in sorted(_RENDER_OPTIONS & variables.keys()):
+        raise bad_request(f"chat_template_kwargs cannot set {name}; it has a field of its own.",
+                          "chat_template_kwargs")
+    if isinstance(body, ChatBody):
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables["documents"] = body.documents or None
+    go_on = bool(body.continue_final_message)
+    prompt = not go_on if body.add_generation_prompt is None else body.add_generation_prompt
+    return {**variables, "tools": body.tools or None, "add_generation_prompt": prompt, "continue_final_message": go_on}
+
+
+def _strings(value: Any) -> list[str]:
+    """All texts inside `value`."""
+    found: list[str] = []
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, dict):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            rest += item
+    return found
+
+
+def _check_size(front: Frontend, characters: int, param: str) -> None:
+    """Refuse at once what could only be refused after minutes of tokenizing."""
+    if characters > front.most_characters:
+        raise bad_request(
+            f"This model's maximum context length is {front.info.max_model_len} tokens. However, the prompt has "
+            f"{characters} characters, more than fit in it. Send a shorter prompt.", param, "context_length_exceeded")

@@ -1,0 +1,238 @@
+"""The server's life: take the port, answer 503 at once, load the model, answer, drain, end.
+
+The engine runs in a process of its own; this one holds the HTTP side, the tokenizer and the chat template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import uvicorn
+
+import octavo
+from octavo.api.app import create_app
+from octavo.api.frontend import Service, make_frontend
+from octavo.api.settings import ServerSettings
+from octavo.client import AsyncEngine, EngineUnavailable
+from octavo.config import EngineConfig
+from octavo.info import ModelInfo
+from octavo.text.request import RequestFactory
+from octavo.text.template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 5.0
+"""How long answers get to reach their clients after the engine has been closed."""
+
+
+class Text(Protocol):
+    """The text side of a model (see octavo.build)."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
+
+    def factory(self, info: ModelInfo, config: EngineConfig) -> RequestFactory: ...
+
+
+class Parts(NamedTuple):
+    """What a server is made of."""
+
+    engine: Callable[[EngineConfig], AsyncEngine]
+    text: Callable[[EngineConfig], Text]
+    """Reads files; called beside the event loop."""
+
+
+class CannotServe(Exception):
+    """The server cannot start, or cannot go on; the text is one line for the user."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens on `host` and `port` (0: any free one).
+
+    Raises:
+        CannotServe: the port is taken, or there is no such address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+                                                                flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {host}: {error.strerror or error}; choose another --host.") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it or "
+                          "choose another --port.") from None
+    return listening
+
+
+def url_of(listening: socket.socket, config: EngineConfig) -> str:
+    """Where a client on this machine reaches the server."""
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
+    shown = f"[{host}]" if ":" in host else host
+    return f"http{'s' if config.ssl_certfile else ''}://{shown}:{port}"
+
+
+async def _beside(read: Callable[[EngineConfig], Text], config: EngineConfig) -> Text:
+    """`read(config)` on a thread that does not keep the program alive when it is told to end meanwhile."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Text] = loop.create_future()
+
+    def settle(text: Text | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if text is not None:
+            done.set_result(text)
+        elif error is not None:
+            done.set_exception(error)
+
+    def work() -> None:
+        text, problem = None, None
+        try:
+            text = read(config)
+        except Exception as error:
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any longer
+            loop.call_soon_threadsafe(settle, text, problem)
+
+    threading.Thread(target=work, name="text", daemon=True).start()
+    return await done
+
+
+class _Http(uvicorn.Server):
+    """uvicorn, without its signal handlers: the end of the engine comes first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """One server from start to end. `on_ready(info)` is called when it answers."""
+
+    def __init__(self, config: EngineConfig, settings: ServerSettings, listening: socket.socket, parts: Parts,
+                 on_ready: Callable[[ModelInfo], None]) -> None:
+        self._config = config
+        self._listening = listening
+        self._parts = parts
+        self._on_ready = on_ready
+        self._service = Service(config, settings)
+        self._http = _Http(uvicorn.Config(
+            create_app(self._service), log_level=config.uvicorn_log_level, lifespan="off", ws="none",
+            access_log=not config.disable_uvicorn_access_log, root_path=config.root_path or "",
+            ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile, server_header=False,
+        ))
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """End: the first call drains, the second ends at once. Call it from the event loop."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop` is called.
+
+        Raises:
+            CannotServe: the model cannot be loaded, or its engine has died.
+        """
+        engine = self._parts.engine(self._config)
+        serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
+        try:
+            loading = asyncio.create_task(self._load(engine))
+            stopped = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({loading, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
+                return
+            self._on_ready(loading.result())
+            await self._watch(engine, stopped, serving)
+        finally:
+            self._service.close("The server is shutting down.")
+            self._http.should_exit = True
+            await self._drain(engine, serving)
+
+    async def _load(self, engine: AsyncEngine) -> ModelInfo:
+        self._service.watch_loading(engine)
+        config = self._config
+        try:
+            info, text = await asyncio.gather(engine.start(), _beside(self._parts.text, config))
+        except Exception as error:
+            known = isinstance(error, (EngineUnavailable, ValueError, OSError))
+            logger.log(logging.DEBUG if known else logging.ERROR, "cannot load the model", exc_info=error)
+            raise CannotServe(str(error) if known else f"{type(error).__name__}: {error}") from None
+        factory = text.factory(info, config)
+        self._service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config))
+        return info
+
+    async def _watch(self, engine: AsyncEngine, stopped: asyncio.Task[bool], serving: asyncio.Task[None]) -> None:
+        while not stopped.done():
+            await asyncio.wait({stopped, serving}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            state, reason = engine.status
+            if state == "dead":
+                raise CannotServe(f"the engine has stopped: {reason}")
+            if serving.done():
+                serving.result()
+                raise CannotServe("the HTTP server has stopped.")
+
+    async def _drain(self, engine: AsyncEngine, serving: asyncio.Task[None]) -> None:
+        """Let running requests finish for `shutdown_timeout` seconds, end the rest, and the engine."""
+        hurry = asyncio.create_task(self._hurry.wait())
+        if self._config.shutdown_timeout > 0 and engine.status.state == "ready":
+            await asyncio.wait({serving, hurry}, timeout=self._config.shutdown_timeout,
+                               return_when=asyncio.FIRST_COMPLETED)
+        await engine.close()
+        if not hurry.done():
+            await asyncio.wait({serving, hurry}, timeout=_CLOSE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        self._http.force_exit = True
+        hurry.cancel()
+        await asyncio.gather(serving, hurry, return_exceptions=True)
+
+
+def serve(config: EngineConfig, settings: ServerSettings, parts: Parts) -> int:
+    """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
+    try:
+        listening = bind(config.host, config.port)
+        with listening:
+            asyncio.run(_until_signal(config, settings, listening, parts))
+    except CannotServe as error:
+        print(f"octavo: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _until_signal(config: EngineConfig, settings: ServerSettings, listening: socket.socket, parts: Parts) -> None:
+    url = url_of(listening, config)
+    print(f"Octavo {octavo.__version__} listens at {url} and loads {config.model}", flush=True)
+    server = Server(config, settings, listening, parts, lambda info: print(_welcome(info, config, url), flush=True))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    await server.run()
+
+
+def _welcome(info: ModelInfo, config: EngineConfig, url: str) -> str:
+    """What start-up has decided, and a line to try."""
+    key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if config.api_key else ""
+    name = (*config.served_model_name, config.model)[0]
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    return "\n".join([*(f"  {note}" for note in info.notes), f"Serving {name} at {url} - try:",
+                      f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"])

@@ -1,0 +1,137 @@
+"""Start and end of a server process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from octavo.api.serve import CannotServe, bind
+from tests.api.harness import GREEDY, until
+
+SERVER = """
+import sys
+from octavo.api.serve import serve
+from octavo.api.settings import ServerSettings
+from octavo.config import EngineConfig
+from tests.api.harness import ScriptEngine, parts_of
+config = EngineConfig(model="tiny", host="127.0.0.1", port=int(sys.argv[1]), shutdown_timeout=float(sys.argv[2]),
+                      uvicorn_log_level="error")
+sys.exit(serve(config, ServerSettings(), parts_of(ScriptEngine(pause=0.01))))
+"""
+
+
+@contextmanager
+def server(timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process that takes 10 ms per token, and its URL."""
+    with bind("127.0.0.1", 0) as found:
+        port = found.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(timeout)], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    url = f"http://127.0.0.1:{port}"
+
+    def ready() -> bool:
+        assert process.poll() is None, process.communicate()
+        try:
+            return httpx.get(f"{url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(ready, 20)
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+class Asker(threading.Thread):
+    """A request on a thread: what came of it."""
+
+    def __init__(self, url: str, stream: bool, tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._body = {**GREEDY, "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+        self.status = 0
+        self.text = ""
+        self.started = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response:
+            self.status = response.status_code
+            self.started.set()
+            self.text = response.read().decode()
+
+
+def begin(url: str, tokens: int) -> list[Asker]:
+    """Two streams and one request that waits for its whole answer, all running."""
+    askers = [Asker(url, True, tokens), Asker(url, True, tokens), Asker(url, False, tokens)]
+    assert all(asker.started.wait(10) for asker in askers[:2])
+    until(lambda: "num_requests_running{engine=\"0\",model_name=\"tiny\"} 3.0" in httpx.get(f"{url}/metrics").text)
+    return askers
+
+
+def test_start_01_a_taken_port_is_found_before_anything_is_loaded() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotServe, match=f"port {port}.*--port"):
+            bind("127.0.0.1", port)
+        done = subprocess.run([sys.executable, "-c", SERVER, str(port), "0"], text=True, capture_output=True,
+                              timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and str(port) in done.stderr
+
+
+def test_start_an_address_that_is_not_here() -> None:
+    with pytest.raises(CannotServe, match="--"):
+        bind("203.0.113.1", 0)
+
+
+def test_shut_01_running_requests_finish_within_the_timeout() -> None:
+    with server(30) as (process, url):
+        askers = begin(url, 100)
+        process.send_signal(signal.SIGTERM)
+        for asker in askers:
+            asker.join(20)
+        assert [asker.status for asker in askers] == [200] * 3
+        assert all(asker.text.endswith("data: [DONE]\n\n") for asker in askers[:2])
+        assert process.wait(10) == 0
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+
+
+def test_shut_01_without_a_timeout_each_client_is_told() -> None:
+    with server(0) as (process, url):
+        askers = begin(url, 480)
+        process.send_signal(signal.SIGTERM)
+        for asker in askers:
+            asker.join(10)
+        assert askers[2].status == 503 and "shutting down" in askers[2].text
+        assert all("shutting down" in asker.text and "[DONE]" not in asker.text for asker in askers[:2])
+        assert process.wait(10) == 0
+
+
+def test_shut_01_a_second_signal_does_not_wait() -> None:
+    with server(600) as (process, url):
+        begin(url, 480)
+        process.send_signal(signal.SIGINT)
+        until(lambda: httpx_refuses(url))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def httpx_refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health")
+    except httpx.TransportError:
+        return True
+    return False
