@@ -15,6 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal, NamedTuple, Protocol
 
@@ -51,6 +52,11 @@ CLOSE_SECONDS = 5.0
 OBITUARY_SECONDS = 1.0
 """How long to wait for the exit status of a process that closed its socket."""
 STDERR = 2
+ROOT = str(Path(__file__).parents[1])
+CHILD = ("import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
+         "import octavo.process; sys.exit(octavo.process.main())")
+"""`python -m octavo.process`, but finding Octavo where this process has it, and no module of the current folder, where
+a user's random.py would come before Python's own."""
 
 
 class RequestRejected(ValueError):
@@ -343,7 +349,7 @@ class Process(_Client):
     async def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "octavo.process", "--fd", str(theirs.fileno()), "--builder", self._builder]
+            command = [sys.executable, "-c", CHILD, ROOT, "--fd", str(theirs.fileno()), "--builder", self._builder]
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR,
                                            pass_fds=[theirs.fileno()])
         reader, self._writer = await asyncio.open_connection(sock=ours)

@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m octavo.process --fd N`, started by `octavo.client.Process`.
+"""The engine's own process: `python -m octavo.process --fd N`, as `octavo.client.Process` starts it.
 
 It reads its configuration from the inherited socket, builds the engine, answers until the socket closes, and ends with
 its parent whatever it is doing then. Logs go to stderr.

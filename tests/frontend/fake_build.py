@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.config import EngineConfig
+from octavo.engine import Engine, build_engine
+from octavo.engine.fake import FakeExecutor, FakeModel
 from octavo.info import ModelInfo
-from octavo.types import Delta, EngineStats, Request
+from octavo.types import Delta, EngineStats, KVGroup, Request
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -79,7 +81,7 @@ class ScriptedEngine:
 
 @dataclass
 class Scripted:
-    engine: ScriptedEngine
+    engine: ScriptedEngine | Engine
     info: ModelInfo
 
 
@@ -105,3 +107,11 @@ def hanging(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     on_progress("reading weights", 1, 3)
     while True:
         time.sleep(1)
+
+
+def paged(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    """The real engine, short of memory, over a make-believe model."""
+    groups = (KVGroup((0,)),)
+    engine = build_engine(FakeExecutor(FakeModel(groups)), groups=groups, blocks=(60,), max_num_seqs=16,
+                          max_num_batched_tokens=64, max_model_len=128)
+    return Scripted(engine, fast(config, on_progress).info)

@@ -15,9 +15,10 @@ import pytest
 import octavo.client
 from octavo.client import EngineUnavailable, InProcess, Process, RequestRejected
 from octavo.config import EngineConfig
+from octavo.engine.fake import FakeModel
 from octavo.sampling_params import SamplingParams
 from octavo.types import Delta, Request
-from tests.frontend.fake_build import ScriptedEngine, expected, failing, fast, slow
+from tests.frontend.fake_build import ScriptedEngine, expected, failing, fast, paged, slow
 
 CONFIG = EngineConfig(model="scripted", max_model_len=4096)
 FOREVER = 100_000
@@ -105,6 +106,29 @@ def test_a_hundred_streams_at_once(kind: str) -> None:
             asked = [request(f"r{i}", prompt=(i, i + 1), max_tokens=20 + i % 7) for i in range(100)]
             found = await asyncio.gather(*(tokens(client, one) for one in asked))
             assert found == [{0: expected(one)} for one in asked]
+
+    asyncio.run(main())
+
+
+@both
+def test_the_real_engine_short_of_memory(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, paged) as client:
+            asked = [request(f"r{i}", prompt=tuple(range(i % 5, 40 + i % 7)), max_tokens=20 + i % 9, n=1 + i % 3)
+                     for i in range(60)]
+            found = await asyncio.gather(*(tokens(client, one) for one in asked))
+            for one, by_choice in zip(asked, found, strict=True):
+                assert by_choice == {choice: FakeModel().continuation(one, choice) for choice in range(one.n)}
+            with pytest.raises(RequestRejected):
+                await tokens(client, request("long", prompt=(1,) * 200))
+            stopped = client.generate(request("stopped", max_tokens=80, n=2))
+            await stopped.__anext__()
+            await client.abort("stopped", 0)
+            await client.abort("stopped")
+            assert {d.choice async for d in stopped if d.finish == "abort"} == {0, 1}
+            stats = await client.stats()
+            assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+            assert stats.finished == {"length": sum(one.n for one in asked), "abort": 2}
 
     asyncio.run(main())
 
@@ -239,6 +263,18 @@ def test_a_model_that_cannot_load_says_why_in_one_line() -> None:
         with pytest.raises(EngineUnavailable, match="^no such model: scripted$"):
             await client.start()
         assert client.status == ("dead", "no such model: scripted")
+
+    asyncio.run(main())
+
+
+def test_modules_of_the_current_folder_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("queue", "random", "argparse", "msgspec", "octavo"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        async with started("process", fast) as client:
+            assert await tokens(client, request("a")) == {0: expected(request("a"))}
 
     asyncio.run(main())
 
