@@ -40,22 +40,31 @@ class WaitingQueue:
 class Reserve:
     """How much memory to keep for the growth of those that run before another is admitted.
 
-    A share `ratio` of the tokens that running sequences may still produce is kept free, and a watermark. The share
-    falls slowly while all goes well and is full after a preemption, so that starved memory does not admit, preempt and
-    recompute in turn (the idea of an adaptive ratio is SGLang's).
+    Kept free are a watermark and a share `ratio` of the tokens that running sequences may still produce. The ratio
+    follows the share of their allowance that finished sequences used, which is learned. After a preemption it is 1,
+    and falls back slowly, so that starved memory does not admit, preempt and recompute in turn (a ratio that jumps at
+    a preemption and decays is SGLang's idea).
     """
 
-    def __init__(self, memory: KVMemory, watermark: float, ratio: float = 0.5, least: float = 0.1,
-                 decay: float = 0.995) -> None:
+    DECAY = 0.98
+    """Per step, towards the learned share."""
+
+    def __init__(self, memory: KVMemory, watermark: float) -> None:
         self.memory = memory
-        self.ratio = ratio
-        self.least = least
-        self.decay = decay
         self.watermark = [int(watermark * pool.count) for pool in memory.pools]
+        self.used = 0.7
+        """Mean share of its allowed output tokens that a sequence produces."""
+        self.ratio = self.used
+        self._learned = 1
+
+    def learn(self, share: float) -> None:
+        """A sequence ended after this share of its allowed tokens. The last 50 or so count."""
+        self._learned = min(self._learned + 1, 50)
+        self.used += (share - self.used) / self._learned
 
     def relax(self) -> None:
         """A step has gone by without preemption."""
-        self.ratio = max(self.least, self.ratio * self.decay)
+        self.ratio = max(self.used, self.ratio * self.DECAY)
 
     def tighten(self) -> None:
         """Something was preempted."""

@@ -145,8 +145,8 @@ class FakeExecutor:
         self.row_fault = row_fault
         self.closed = False
         self._slots: dict[int, _Slot] = {}
-        self._values: dict[tuple[int, int, int], int] = {}
-        """(group, block, offset) -> rolling hash."""
+        self._values: dict[tuple[int, int], list[int]] = {}
+        """(group, block) -> rolling hash per offset."""
         self._queue: deque[tuple[StepPlan, _Future]] = deque()
 
     def submit(self, plan: StepPlan) -> _Future:
@@ -198,40 +198,41 @@ class FakeExecutor:
         ]
         return StepResult(tuple(rows))
 
+    def _block(self, group: int, block: int) -> list[int]:
+        return self._values.setdefault((group, block), [POISON] * self.block_size)
+
     def _copy(self, work: Work) -> None:
         for group, source, destination in work.copies:
-            for offset in range(self.block_size):
-                value = self._values.get((group, source, offset), POISON)
-                self._values[group, destination, offset] = value
-
-    def _place(self, row: _Slot, group: int, position: int) -> tuple[int, int, int]:
-        return group, row.tables[group].get(position // self.block_size, -1), position % self.block_size
+            self._values[group, destination] = list(self._block(group, source))
 
     def _poison(self, work: Work) -> None:
-        row = self._slots[work.slot]
-        for group in range(len(self.model.groups)):
+        row, size = self._slots[work.slot], self.block_size
+        for group, table in enumerate(row.tables):
             for position in range(work.start, work.start + work.n):
-                self._values[self._place(row, group, position)] = POISON
+                self._block(group, table.get(position // size, -1))[position % size] = POISON
 
     def _write(self, work: Work) -> None:
         """Compute the "KV" of the work's tokens from that of the token before, as the tables show it."""
-        row = self._slots[work.slot]
+        row, size = self._slots[work.slot], self.block_size
         row.history[work.start : work.start + len(work.tokens)] = work.tokens
-        for group in range(len(self.model.groups)):
+        for group, table in enumerate(row.tables):
+            before = work.start - 1
+            past = self._block(group, table.get(before // size, -1))[before % size] if work.start else 0
             for position in range(work.start, work.start + work.n):
-                past = self._values.get(self._place(row, group, position - 1), POISON) if position else 0
-                value = self.model.roll(group, past, row.history[position])
-                self._values[self._place(row, group, position)] = value
+                past = self.model.roll(group, past, row.history[position])
+                self._block(group, table.get(position // size, -1))[position % size] = past
 
     def _reads(self, row: _Slot, position: int) -> tuple[tuple[int, ...], ...]:
         """What a query at `position` sees in each group."""
-        return tuple(
-            tuple(
-                self._values.get(self._place(row, group, p), POISON)
-                for p in range(self.model.first(group, position), position + 1)
-            )
-            for group in range(len(self.model.groups))
-        )
+        size, reads = self.block_size, []
+        for group, table in enumerate(row.tables):
+            first = self.model.first(group, position)
+            seen: list[int] = []
+            for index in range(first // size, position // size + 1):
+                seen += self._block(group, table.get(index, -1))
+            base = first // size * size
+            reads.append(tuple(seen[first - base : position + 1 - base]))
+        return tuple(reads)
 
     def _state(self, row: _Slot, position: int) -> int:
         """Of the draw of the token after `position`."""

@@ -100,9 +100,12 @@ class ChunkCap:
 
     The seconds of a step are taken as those of a pure decode step plus `cost` for each prompt token. Both are
     measured, and while anything decodes the prompt tokens of a step are cut so that it should take at most `stretch`
-    times a decode step. At least `floor` tokens always go through, so prompts get on even when the clock is no help;
-    before anything has been measured, `first`.
+    times a decode step. At least `floor` tokens go through, so prompts get on even when the clock is no help; before
+    anything has been measured, `first`. Where prompts never cease, one step in `REFRESH` is left to the decodes alone,
+    to measure it.
     """
+
+    REFRESH = 64
 
     def __init__(self, stretch: float = 2.0, floor: int = 16, first: int = 128) -> None:
         self.stretch = stretch
@@ -110,6 +113,8 @@ class ChunkCap:
         self.first = first
         self._decode_seconds: deque[float] = deque(maxlen=9)
         self._token_seconds: deque[float] = deque(maxlen=5)
+        self._since = self.REFRESH
+        """Steps with decodes since the last that had nothing else."""
         self._decodes = 0
         self._left = 0
 
@@ -128,14 +133,16 @@ class ChunkCap:
         prompt = sum(work.n for work in plan.work if work.n - work.drafts > 1)
         if not prompt:
             self._decode_seconds.append(seconds)
+            self._since = 0
             return
         mixed = any(work.n - work.drafts == 1 for work in plan.work)
+        self._since += mixed
         base = median(self._decode_seconds) if mixed and self._decode_seconds else 0.0
         self._token_seconds.append(max(seconds - base, 0.0) / prompt)
 
     def begin(self, in_flight: int) -> None:
         self._decodes = 0
-        self._left = self.cap
+        self._left = 0 if self._since >= self.REFRESH else self.cap
 
     def clip(self, seq: Sequence, n: int) -> int:
         if not self._decodes or n - len(seq.draft) <= 1:

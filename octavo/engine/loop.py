@@ -66,7 +66,8 @@ class Engine:
         """Plan and submit what fits, wait for the oldest plan, return the news."""
         began = self._clock()
         while len(self._flying) < self.depth and (plan := self.scheduler.plan()):
-            self._flying.append((plan, self._submit(plan), self._clock()))
+            submitted = self._clock()
+            self._flying.append((plan, self._submit(plan), submitted))
         waiting = self._clock()
         if not self._flying:
             return self.scheduler.ledger.take()

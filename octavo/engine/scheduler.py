@@ -14,7 +14,7 @@ from octavo.engine.sequence import Family, Place, Sequence, chain_root, ending
 from octavo.types import Delta, EngineStats, Enter, FinishReason, Request, Sampled, StepPlan, StepResult, Work
 
 PATIENCE = 64
-"""Steps in which a limit may refuse a waiting sequence while younger ones pass it; then they wait for it."""
+"""Steps for which younger sequences may pass a waiting one that a limit refuses; then they wait for it."""
 
 
 @dataclass(slots=True)
@@ -173,6 +173,8 @@ class Scheduler:
         led = seq.place is not Place.HELD_BACK and not family.forking
         seq.place = Place.GONE
         self.suspects.clear(seq)
+        if reason in ("stop", "length", "repetition") and seq.goal > seq.prompt:
+            self.reserve.learn(seq.outputs / (seq.goal - seq.prompt))
         del family.live[seq.choice]
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
         if not family.live:
@@ -322,16 +324,17 @@ class Scheduler:
                 return
             if not admitted:
                 index += 1
-                seq.refusals += not self.suspects.active
-                if seq.refusals > PATIENCE:
-                    return
+                if not self.suspects.active:
+                    seq.refused = seq.refused or self._number
+                    if self._number - seq.refused > PATIENCE:
+                        return
 
     def _admit(self, flight: Flight, seq: Sequence) -> bool | None:
         """Let a waiting sequence run. False: a limit refuses it. None: there is no room, so no other may pass it."""
         group, blocks, step = seq.retry
         if self.running and self._number < step and self.memory.pools[group].free < blocks:
             return None
-        if not self._clip(flight, seq, seq.todo):
+        if not self._clip(flight, seq, 1):  # the cache may leave as little as one token to compute
             return False
         alone = not self.running and not self.flights
         for copy in (True, False) if alone else (True,):
@@ -363,7 +366,7 @@ class Scheduler:
         self.waiting.remove(seq)
         self.running[seq] = None
         seq.place = Place.RUNNING
-        seq.refusals = 0
+        seq.refused = 0
         seq.slot = self._free_slots.pop()
         flight.enter.append(Enter(seq.slot, seq.request, seq.choice, tuple(seq.tokens)))
         flight.held += held

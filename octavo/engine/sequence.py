@@ -82,8 +82,8 @@ class Sequence:
     """Prompt logprobs so far, for prompt positions 1, 2, …"""
     answered: bool = False
     """Its first delta is out."""
-    refusals: int = 0
-    """Steps in which a limit refused it while it waited."""
+    refused: int = 0
+    """Step in which a limit first refused it while it waited; 0 if none did."""
     retry: tuple[int, int, int] = (0, 0, 0)
     """(group, free blocks, step): where memory was short, admission is tried again when the group has that many free
     blocks, or in that step."""

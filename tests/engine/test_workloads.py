@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.workload import FULL, Case, run
 
 from octavo.types import KVGroup
+from tests.engine.workload import FULL, Case, run
 
 WINDOWED = (FULL, KVGroup((1,), window=7))
 TWO_WINDOWS = (KVGroup((0,), window=9), KVGroup((1,), window=2))
@@ -32,18 +32,19 @@ SETTINGS = {
     "failing rows": Case(0, row_faults=0.2, blocks=30),
     "everything": Case(0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1, adapters=3,
                        by_priority=True),
-    "everything with drafts": Case(0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1, drafts=2),
+    "everything with drafts": Case(0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1,
+                                   drafts=2),
 }
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_equals_the_sequential_answer(name: str, depth: int) -> None:
-    for seed in range(12):
+    for seed in range(8):
         run(replace(SETTINGS[name], seed=seed, depth=depth))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30), groups=st.sampled_from([(FULL,), WINDOWED, TWO_WINDOWS]),
     blocks=st.integers(14, 70), budget=st.integers(1, 40), slots=st.integers(1, 9), depth=st.integers(1, 3),

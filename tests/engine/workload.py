@@ -36,7 +36,7 @@ class Case:
     step_faults: float = 0.0
     row_faults: float = 0.0
     adapters: int = 0
-    requests: int = 16
+    requests: int = 12
     longest: int = 34
     outputs: int = 20
 
@@ -66,7 +66,9 @@ class Outcome:
                 self.finish[key] = delta
 
 
-def request(name: str, prompt: list[int] | range | tuple[int, ...], max_tokens: int, *, n: int = 1, **fields: object) -> Request:
+def request(
+    name: str, prompt: list[int] | range | tuple[int, ...], max_tokens: int, *, n: int = 1, **fields: object,
+) -> Request:
     """A request with the defaults tests want; sampling fields are recognised by name."""
     own = {key: fields.pop(key) for key in list(fields) if key in SamplingParams.__struct_fields__}
     fields.setdefault("seed", 7)
@@ -176,7 +178,8 @@ def run(case: Case) -> Engine:
             engine.abort(name, choice)
             aborted.add((name, choice))
         out.take(engine.step())
-        check(engine)
+        if out.steps % 3 == 0:
+            check(engine)
         out.steps += 1
         assert out.steps < 5000, "stuck"
     for one in requests:
