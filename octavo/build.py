@@ -85,13 +85,14 @@ def find_model(config: EngineConfig) -> Path:
     return _locate(config, config.model, config.revision)
 
 
-def _locate(config: EngineConfig, name: str, revision: str | None) -> Path:
+def _locate(config: EngineConfig, name: str, revision: str | None, weights: bool = True) -> Path:
     return locate(
         name,
         revision=revision,
         hf_token=config.hf_token,
         download_dir=Path(config.download_dir) if config.download_dir else None,
         cache_dir=cache_dir(),
+        weights=weights,
     )
 
 
@@ -111,7 +112,7 @@ def build_text(config: EngineConfig) -> Text:
 def _own_tokenizer(config: EngineConfig) -> Tokenizer:
     """The one that --tokenizer names: a repository, a folder, or a GGUF file."""
     assert config.tokenizer is not None
-    path = _locate(config, config.tokenizer, config.tokenizer_revision)
+    path = _locate(config, config.tokenizer, config.tokenizer_revision, weights=False)
     if path.suffix == ".gguf":
         with open_checkpoint(path) as checkpoint:
             return _tokenizer(checkpoint)

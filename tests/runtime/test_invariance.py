@@ -1,0 +1,143 @@
+"""Batch invariance, bitwise, on raw logits: a token's bits do not depend on what else the engine does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.models.tiny import make
+from tests.runtime.rig import Rig, ids, request
+
+VARIANTS = ["llama", "gemma3", "mistral-window"]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("invariance")
+    return {name: make(name, folder)[0] for name in VARIANTS}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def path(request, paths) -> Path:
+    return paths[request.param]
+
+
+PROMPT = ids(7, 117)
+SUBJECT = dict(max_tokens=12, seed=99, temperature=0.9)
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path):
+    """(tokens, raw logits by position) of the subject, alone in a fresh engine."""
+    return run(path)
+
+
+def run(path: Path, others=(), before=(), **rig):
+    r = Rig(path, **rig)
+    if before:
+        r.generate(list(before))
+    subject = request("subject", PROMPT, **SUBJECT)
+    half = len(others) // 2
+    tokens = r.tokens([*others[:half], subject, *others[half:]])[("subject", 0)]
+    logits = {key: v for key, v in r.witness.logits.items() if key[0] == SUBJECT["seed"]}
+    r.close()
+    return tokens, logits
+
+
+def assert_same(got, want) -> None:
+    assert got[0] == want[0]
+    assert got[1].keys() == want[1].keys()
+    for key, logits in want[1].items():
+        np.testing.assert_array_equal(got[1][key], logits, err_msg=str(key))
+
+
+def neighbours(count: int) -> list:
+    rng = np.random.default_rng(3)
+    return [
+        request(f"n{i}", ids(1000 + i, int(rng.integers(1, 120))), max_tokens=int(rng.integers(1, 14)), seed=i,
+                temperature=float(i % 3) / 2)
+        for i in range(count)
+    ]
+
+
+def test_among_63_others(path: Path, alone) -> None:
+    assert_same(run(path, neighbours(63), blocks=700), alone)
+
+
+@pytest.mark.parametrize("chunk", [7, 16, 33])
+def test_chunked(path: Path, alone, chunk: int) -> None:
+    assert_same(run(path, max_num_batched_tokens=chunk, max_num_seqs=4), alone)
+
+
+@pytest.mark.parametrize("shared", [16, 112, 116, 117, 50, 97])
+def test_prefix_hit_of_full_and_partial_blocks(path: Path, alone, shared: int) -> None:
+    earlier = request("earlier", PROMPT[:shared] + ids(55, 5), max_tokens=2, seed=5)
+    r = Rig(path)
+    r.generate([earlier])
+    deltas = r.generate([request("subject", PROMPT, **SUBJECT)])[("subject", 0)]
+    assert deltas[0].cached == min(shared, len(PROMPT) - 1), "the test wants a hit"
+    got = ([t for d in deltas for t in d.tokens], {k: v for k, v in r.witness.logits.items() if k[0] == SUBJECT["seed"]})
+    r.close()
+    assert_same(got, alone)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])      # a model of windows alone never outgrows its admission
+def test_after_preemption(paths, variant: str) -> None:
+    path = paths[variant]
+    alone = run(path)
+    r = Rig(path, blocks=26, max_num_seqs=6, prefix_caching=False)
+    others = [request(f"n{i}", ids(40 + i, 90), max_tokens=60, seed=i) for i in range(5)]
+    tokens = r.tokens([*others, request("subject", PROMPT, **SUBJECT)])[("subject", 0)]
+    assert r.engine.stats().preemptions > 0, "the test wants preemptions"
+    got = tokens, {k: v for k, v in r.witness.logits.items() if k[0] == SUBJECT["seed"]}
+    r.close()
+    assert_same(got, alone)
+
+
+def test_one_thread(path: Path, alone) -> None:
+    assert_same(run(path, neighbours(5), threads=1), alone)
+
+
+def test_two_steps_in_flight(path: Path, alone) -> None:
+    assert_same(run(path, neighbours(9), depth=2), alone)
+
+
+def test_block_size(path: Path, alone) -> None:
+    assert_same(run(path, block_size=32), alone)
+
+
+def test_forked_choice_0_equals_the_single_one(path: Path, alone) -> None:
+    r = Rig(path)
+    tokens = r.tokens([request("subject", PROMPT, n=4, **SUBJECT)])
+    got = tokens[("subject", 0)], {k: v for k, v in r.witness.logits.items() if k[1] == 0}
+    assert len({tuple(t) for t in tokens.values()}) > 1, "choices draw with keys of their own"
+    first = len(PROMPT)
+    for choice in range(1, 4):
+        np.testing.assert_array_equal(r.witness.logits[(99, choice, first)], r.witness.logits[(99, 0, first)])
+    r.close()
+    assert_same(got, alone)
+
+
+def test_logprobs_asked_change_nothing(path: Path, alone) -> None:
+    r = Rig(path)
+    subject = request("subject", PROMPT, logprobs=5, **SUBJECT)
+    deltas = r.generate([subject])[("subject", 0)]
+    got = ([t for d in deltas for t in d.tokens], {k: v for k, v in r.witness.logits.items() if k[0] == 99})
+    r.close()
+    assert_same(got, alone)
+    for position, delta in zip(range(len(PROMPT), len(PROMPT) + 12), deltas, strict=True):
+        raw = got[1][(99, 0, position)].astype(np.float64)
+        want = raw - raw.max() - np.log(np.exp(raw - raw.max()).sum())
+        entry = delta.logprobs[0]
+        assert entry.token == delta.tokens[0]
+        assert entry.logprob == pytest.approx(want[entry.token], abs=1e-5)
+        assert entry.rank == 1 + int((raw > raw[entry.token]).sum())
+        order = sorted(range(len(raw)), key=lambda i: (-raw[i], i))[:5]
+        assert [t for t, _ in entry.top] == order
+
+
+def test_int8_and_int16_activations_hold_too(paths) -> None:
+    for mode in ("int16", "int8"):
+        assert_same(run(paths["llama"], neighbours(20), activations=mode), run(paths["llama"], activations=mode))
