@@ -3,6 +3,8 @@ torch, and a machine without the native kernels can still run the reference."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from octavo.ops.contract import Device
 
 DEVICES = ("cpu", "reference", "torch")
@@ -20,7 +22,9 @@ def select_device(name: str, threads: int, activations: str) -> Device:
     device cannot run here.
     """
     if name == "cpu":
-        return _cpu(threads, activations)
+        from octavo.devices.cpu.device import CpuDevice
+
+        return CpuDevice(threads, cast(Any, activations))  # checked there
     if name == "reference":
         from octavo.ops.reference import ReferenceDevice
 
@@ -34,14 +38,3 @@ def select_device(name: str, threads: int, activations: str) -> Device:
             raise DeviceUnavailable('device "torch" needs PyTorch; install it, or use device "cpu"') from missing
         return TorchDevice()
     raise ValueError(f"unknown device {name!r}; there are {', '.join(DEVICES)}")
-
-
-def _cpu(threads: int, activations: str) -> Device:
-    try:
-        from octavo.devices.cpu.device import CpuDevice
-    except ImportError as missing:
-        raise DeviceUnavailable(
-            f"this build has no native kernels ({missing}); install a wheel for this platform or build from source "
-            'with a C++20 compiler, or use device "reference" (numpy, slow)'
-        ) from missing
-    return CpuDevice(threads, activations)

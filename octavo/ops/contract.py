@@ -176,7 +176,8 @@ class Drawn(NamedTuple):
 
 
 SAMPLING_ORDER = """
-1. Raw logits must be finite (ok = 0 otherwise; -inf alone is fine). Reported logprobs are log-softmax of the *raw* logits.
+1. Raw logits must be finite (ok = 0 otherwise; -inf alone is fine). Reported logprobs are log-softmax of the
+   *raw* logits.
 2. repetition penalty r on every seen id: l > 0 ? l / r : l * r. frequency f and presence p on ids with count c > 0:
    l - f * c - p.
 3. bias added; ids outside a non-empty allow list become -inf.

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.ops.contract import KVSpec, Stored
-from tests.ops.harness import DEVICES, Pages, Span, device, f32, parameters
+from octavo.ops.contract import AttentionShape, KVSpec, Stored
+from tests.ops.harness import DEVICES, Pages, Span, attention_model, device, f32, parameters
 
 pytestmark = pytest.mark.parametrize("name", DEVICES)
 
@@ -70,6 +70,20 @@ def test_bad_batches(name: str, case: str) -> None:
     with pytest.raises(ValueError, match=word):
         model.run(good._replace(**fields), parameters(len(fields.get("rows", good.rows))))
     assert model.run(good, parameters(2)).token.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("block", [-1, 8, 100_000_000])
+@pytest.mark.parametrize("window", [0, 30])
+def test_blocks_that_are_only_read(name: str, block: int, window: int) -> None:
+    shape, pages = AttentionShape(2, 1, 32, 0.2, 0, 0, window), Pages(2, 64)
+    model = attention_model(device(name), np.ones((64, 128), np.float32), shape, pages, "float16")
+    model.raw_logits(pages.step([Span(0, 0, range(40))]))
+    good = pages.tables[0][0, 1]
+    pages.tables[0][0, 1] = block
+    with pytest.raises(ValueError, match=r"tables\[0\]"):
+        model.raw_logits(pages.step([Span(0, 40, [40])]))
+    pages.tables[0][0, 1] = good
+    assert np.allclose(model.raw_logits(pages.step([Span(0, 40, [40])])), 1, rtol=1e-6)
 
 
 def test_too_many_tokens(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,8 +22,14 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
 
 
 def test_a_build_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "octavo.devices.cpu.device", None)
-    with pytest.raises(DeviceUnavailable, match="this build has no native kernels"):
+    monkeypatch.setitem(sys.modules, "octavo._native", None)
+    with pytest.raises(DeviceUnavailable, match="native kernels .* reference device"):
+        select_device("cpu", 1, "float32")
+
+
+def test_an_old_cpu_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "octavo._native", SimpleNamespace(missing_features=lambda: "AVX2, FMA"))
+    with pytest.raises(DeviceUnavailable, match="CPU lacks AVX2, FMA"):
         select_device("cpu", 1, "float32")
 
 
