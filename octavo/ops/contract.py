@@ -196,7 +196,8 @@ def uniform_bits(seed: int, choice: int, position: int, ids: npt.NDArray[np.int6
     z = (np.uint64(key) + np.uint64(0x9E3779B97F4A7C15) * (ids.astype(np.uint64) + np.uint64(1)))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)
+    bits: npt.NDArray[np.uint32] = ((z ^ (z >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)
+    return bits
 
 
 def _mix(z: int) -> int:

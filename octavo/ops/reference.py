@@ -93,7 +93,7 @@ class ReferenceCache:
         def rows(pages: np.ndarray[Any, Any]) -> F32:
             heads_first = pages[blocks].swapaxes(0, 1)
             flat = heads_first.reshape(heads_first.shape[0], -1, heads_first.shape[3])
-            return flat[:, skip : skip + end - first].astype(np.float32)
+            return _f32(flat[:, skip : skip + end - first].astype(np.float32))
 
         return rows(self.k[layer]), rows(self.v[layer])
 

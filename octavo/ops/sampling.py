@@ -114,7 +114,8 @@ def _survivors(scores: F32, min_p: float, top_k: int, top_p: float) -> I64:
 def gumbel(seed: int, choice: int, position: int, ids: I64) -> F32:
     """One standard Gumbel variate per id. In float64 up to the last step: (bits + 0.5) / 2^32 is never 0 or 1 there."""
     u = (uniform_bits(seed, choice, position, ids).astype(np.float64) + 0.5) / 2.0**32
-    return (-np.log(-np.log(u))).astype(np.float32)
+    noise: F32 = (-np.log(-np.log(u))).astype(np.float32)
+    return noise
 
 
 def _report(raw: F32, token: int, sampling: Sampling, drawn: Drawn, r: int) -> None:
