@@ -238,7 +238,7 @@ def _text_part(part: Any) -> str:
     field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if field is None:
         raise TemplateError(f"content part type {kind!r} is not supported by this model: it takes text parts only.")
-    text = part[field] if field in part else None
+    text = part.get(field)
     if not isinstance(text, str):
         raise TemplateError(f"a content part of type {kind!r} must have a string in {field!r}.")
     return text

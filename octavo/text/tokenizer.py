@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +129,7 @@ class Tokenizer:
         """The usual chat template, if the files have one."""
         return self.chat_templates.get("default")
 
-    @property
+    @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of more than n times as many has more than n tokens."""
         return max((len(text) for text in self.backend.get_vocab(with_added_tokens=True)), default=1)
