@@ -1,0 +1,150 @@
+"""Products with int8 and int16 activations: what they compute, and that a row stands alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.devices.cpu.device import CpuDevice
+from octavo.devices.cpu.recorder import Activations
+from octavo.ops.contract import F32, Stored
+from octavo.quant import KINDS, dense
+from tests.ops.harness import ROWS, UNIT, Pages, Span, compile_op, f32, random_stored, rowwise
+
+QUANTIZED = [kind for kind in KINDS if kind not in ("F32", "F16", "BF16")]
+ONLY_16_BIT = ("Q8_0",)
+
+
+def _rounded(x: F32, kind: str, activations: Activations) -> F32:
+    """What a product of `kind` sees of the rows of `x`, in float64 (the scale itself is float32)."""
+    if activations == "int8" and kind not in ONLY_16_BIT:
+        levels, groups = np.float32(127), x.reshape(len(x), -1, 32)
+    else:
+        levels, groups = np.float32(32767), x.reshape(len(x), 1, -1)
+    largest = np.abs(groups).max(axis=2, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        integers = np.rint(groups * np.where(largest > 0, levels / largest, np.float32(0)))
+    return (integers.astype(np.float64) * (largest / levels)).reshape(x.shape)
+
+
+def _inputs(rows: int, width: int) -> F32:
+    x = np.random.default_rng(5).standard_normal((rows, width)).astype(np.float32)
+    x[:, 7] *= 50  # outliers, as models have them
+    x[rows // 2] = 0
+    return x
+
+
+def _assert_close(got: F32, x: np.ndarray, w: np.ndarray) -> None:
+    """Within float32 rounding of one chain over the cells; minima and scales add terms of the size of `size`."""
+    size = np.abs(x) @ np.abs(w).T + np.abs(x).max(axis=1, keepdims=True) * np.abs(w).max() * 64
+    assert (np.abs(got - x @ w.T) <= 4 * (x.shape[1] / 32 + 4) * UNIT * size).all()
+
+
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_product_is_that_of_the_rounded_rows(kind: str, activations: Activations) -> None:
+    dev = CpuDevice(1, activations)
+    stored, x = random_stored(kind, 83, 512, np.random.default_rng(4)), _inputs(33, 512)
+    weight = dev.weight([stored])
+    got = rowwise(dev, lambda ops, batch, v: ops.linear(v, weight), 83, x)
+    _assert_close(got, _rounded(x, kind, activations), dense(stored).astype(np.float64))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+def test_logits_use_16_bits(kind: str) -> None:
+    dev = CpuDevice(1, "int8")
+    stored, x = random_stored(kind, 40, 256, np.random.default_rng(4)), _inputs(5, 256)
+    weight = dev.weight([stored])
+    table, pages = dev.weight([f32(x)]), Pages(1, 16)
+    model = dev.compile(
+        lambda ops, batch: ops.gather(batch, ops.embed(batch, table, 1.0)),
+        lambda ops, v: ops.logits(v, weight),
+        pages.limits(16),
+        dev.kv_cache(pages.spec(1, 32)),
+    )
+    got = model.raw_logits(pages.step([Span(0, 0, range(5))]))
+    _assert_close(got, _rounded(x, kind, "int16"), dense(stored).astype(np.float64))
+
+
+def test_extreme_integers_do_not_overflow() -> None:
+    """Largest weights times largest activations, all of one sign, in every kind."""
+    for kind in QUANTIZED:
+        stored = random_stored(kind, 8, 512, np.random.default_rng(6))
+        data = np.full_like(stored.data, 0xFF)
+        if kind == "Q8_0":
+            data[:] = 0x7F
+        block = stored.data.shape[1] // {"Q4_K": 2, "Q5_K": 2, "Q6_K": 2}.get(kind, 16)
+        blocks = data.reshape(8, -1, block)
+        half = np.float16(0.01).view(np.uint16)
+        at = [208] if kind == "Q6_K" else [0, 2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0]
+        for offset in at:
+            blocks[:, :, offset], blocks[:, :, offset + 1] = half & 255, half >> 8
+        if kind == "Q6_K":
+            blocks[:, :, 192:208] = 0x7F
+        extreme = Stored(kind, 8, 512, data)
+        for activations in ("int8", "int16"):
+            dev = CpuDevice(1, activations)  # type: ignore[arg-type]
+            weight = dev.weight([extreme])
+            for sign in (1, -1):
+                x = np.full((2, 512), sign, np.float32)
+                got = rowwise(dev, lambda ops, batch, v, w=weight: ops.linear(v, w), 8, x)
+                exact = x.astype(np.float64) @ dense(extreme).astype(np.float64).T
+                assert np.allclose(got, exact, rtol=1e-5, atol=0), (kind, activations)
+
+
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_row_stands_alone(kind: str, activations: Activations) -> None:
+    """The same bits for a row among 1 to 200 rows, in any order, on one thread and on two."""
+    parts = [random_stored(kind, n, 512, np.random.default_rng(n)) for n in (44, 20)]
+    x = _inputs(200, 512)
+    whole = None
+    for threads in (1, 2):
+        dev = CpuDevice(threads, activations)
+        weight, table, pages = dev.weight(parts), dev.weight([f32(x)]), Pages(1, 208)
+
+        def body(ops: Any, batch: Any, weight: Any = weight, table: Any = table) -> Any:
+            return ops.linear(ops.embed(batch, table, 1.0), weight)
+
+        model = compile_op(dev, body, 64, pages)
+        if whole is None:
+            whole = model.raw_logits(pages.step([Span(0, 0, range(200))]))
+        for rows in (*ROWS, 129, 200):
+            picked = np.random.default_rng(rows).permutation(200)[:rows]
+            got = model.raw_logits(pages.step([Span(0, 0, picked.tolist())]))
+            assert np.array_equal(got.view(np.uint32), whole[picked].view(np.uint32)), rows
+
+
+@pytest.mark.parametrize("sizes", [(64, 64), (40, 40), (13, 51), (7, 7)])
+@pytest.mark.parametrize("activations", ["float32", "int8", "int16"])
+def test_gated_parts_of_any_size(sizes: tuple[int, int], activations: Activations) -> None:
+    """Gate and up rows need not meet at a panel, nor at the end of a part, nor be of one kind."""
+    dev = CpuDevice(2, activations)
+    parts = [random_stored(k, n, 256, np.random.default_rng(n)) for k, n in zip(("Q4_1", "Q8_0"), sizes, strict=True)]
+    x, weight = _inputs(6, 256), dev.weight(parts)
+    half = sum(sizes) // 2
+    got = rowwise(dev, lambda ops, batch, v: ops.gated(v, weight, "relu"), half, x)
+    columns = [
+        (x if activations == "float32" else _rounded(x, p.kind, activations)) @ dense(p).astype(np.float64).T
+        for p in parts
+    ]
+    product = np.concatenate(columns, axis=1)
+    expected = np.maximum(product[:, :half], 0) * product[:, half:]
+    assert np.allclose(got, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8", "int16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_visible_in_its_row(activations: Activations, bad: float) -> None:
+    """Integers cannot hold NaN: it must come out of the product nevertheless, and leave the other rows alone."""
+    dev = CpuDevice(1, activations)
+    weight = dev.weight([random_stored("Q4_0", 16, 64, np.random.default_rng(1))])
+    x = _inputs(7, 64)
+    clean = rowwise(dev, lambda ops, batch, v: ops.linear(v, weight), 16, x)
+    x[3, 40] = bad
+    got = rowwise(dev, lambda ops, batch, v: ops.linear(v, weight), 16, x)
+    assert not np.isfinite(got[3]).any()
+    others = np.arange(7) != 3
+    assert np.array_equal(got[others], clean[others])
