@@ -72,7 +72,7 @@ def _token(raw: F32, sampling: Sampling, r: int) -> int:
 
 def _adjust(raw: F32, sampling: Sampling, r: int) -> F32:
     """[V]: the logits after penalties, bias and allow list."""
-    out = raw.copy()
+    out: F32 = raw.copy()
     ids, counts = _row(sampling.seen_ptr, r, sampling.seen_ids, sampling.seen_counts)
     if ids.size:
         with np.errstate(over="ignore"):
