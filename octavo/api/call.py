@@ -18,6 +18,7 @@ from octavo.api.frontend import Frontend, Service
 from octavo.api.generation import Generation, Job, News
 from octavo.api.logprobs import TokenNames, prompt_entries
 from octavo.api.middleware import clean_request_id, explain
+from octavo.api.prompts import beside
 from octavo.api.schemas import GenerationBody
 from octavo.api.sse import DONE, EventStream, frame, gone
 from octavo.info import ModelInfo
@@ -49,7 +50,9 @@ class Call:
         return f"{self.request_id}/{self.service.next_serial()}.{prompt}"
 
     def names(self) -> TokenNames:
-        return TokenNames(self.front.tokenizer.token_bytes, bool(self.body.return_tokens_as_token_ids))
+        tokenizer = self.front.tokenizer
+        hidden = tokenizer.special_ids if self.body.skip_special_tokens is not False else frozenset()
+        return TokenNames(tokenizer.token_bytes, hidden, bool(self.body.return_tokens_as_token_ids))
 
     def envelope(self, prefix: str, kind: str) -> dict[str, Any]:
         """The fields every answer and every chunk starts with."""
@@ -104,19 +107,26 @@ def sampling_of(call: Call, max_tokens: int | None, logprobs: int | None, prompt
 
 def defaults_of(info: ModelInfo) -> dict[str, Any]:
     """Sampling parameters that the model's generation_config puts in place of the usual defaults."""
-    known = SamplingParams.__struct_fields__
-    return {name: value for name, value in info.generation_defaults.items() if name in known and name != "max_tokens"}
+    return {name: value for name, value in info.generation_defaults.items() if name != "max_tokens"}
 
 
-def make_job(call: Call, index: int, ids: Sequence[int], sampling: SamplingParams) -> Job:
-    """What runs prompt number `index`.
+async def make_job(call: Call, index: int, prompt: str | Sequence[int], sampling: SamplingParams, *,
+                   add_special_tokens: bool, cut_max_tokens: bool) -> Job:
+    """What runs prompt number `index` of the call.
+
+    Args:
+        add_special_tokens: whether text gets BOS and EOS where the model wants them.
+        cut_max_tokens: lower `max_tokens` to what fits; for one that nobody asked for.
 
     Raises:
         ParameterError: an empty prompt, an id outside the vocabulary, too many tokens.
     """
     body, factory = call.body, call.front.factory
-    request = factory.request(call.internal_id(index), ids, sampling, truncate=body.truncate_prompt_tokens,
-                              priority=body.priority or 0, salt=body.cache_salt or "")
+    request = await beside(
+        len(prompt), factory.make, call.internal_id(index), prompt, sampling, add_special_tokens=add_special_tokens,
+        truncate_prompt_tokens=body.truncate_prompt_tokens, cut_max_tokens=cut_max_tokens,
+        arrival=call.service.next_serial(), priority=body.priority or 0, salt=body.cache_salt or "",
+    )
     return Job(request, factory.output(request))
 
 

@@ -62,10 +62,13 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
     messages = checked_messages(body.messages)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    asked = max_tokens is not None
+    if not asked:
+        max_tokens = call.front.info.generation_defaults.get("max_tokens")
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling)
     ids = await encode_chat(call.front, call.service.settings, body, messages)
-    job = make_job(call, 0, ids, sampling)
+    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked)
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
     return _Plan(call, body, job, role, echo)

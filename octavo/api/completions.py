@@ -28,7 +28,6 @@ from octavo.api.errors import bad_request
 from octavo.api.frontend import service_of
 from octavo.api.generation import Job, News
 from octavo.api.logprobs import CompletionLogprobs
-from octavo.api.prompts import encode_text
 from octavo.api.schemas import CompletionBody
 from octavo.types import TokenLogprobs
 
@@ -108,12 +107,8 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
     check_choices(len(prompts), sampling)
     jobs, echoes = [], []
     for index, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            ids = await encode_text(call.front, prompt, body.add_special_tokens is not False,
-                                    cut=body.truncate_prompt_tokens is not None)
-        else:
-            ids = prompt
-        job = make_job(call, index, ids, sampling)
+        job = await make_job(call, index, prompt, sampling, add_special_tokens=body.add_special_tokens is not False,
+                             cut_max_tokens=body.max_tokens is None)
         if nothing_new:
             job = job._replace(request=msgspec.structs.replace(job.request, max_tokens=0))
         jobs.append(job)

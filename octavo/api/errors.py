@@ -15,6 +15,7 @@ import pydantic
 from starlette.responses import Response
 
 from octavo.client import EngineUnavailable
+from octavo.text.request import ContextLengthError
 
 _TYPES = {
     400: "BadRequestError",
@@ -89,7 +90,7 @@ def from_validation(error: pydantic.ValidationError) -> ApiError:
     """400 naming the first field that failed, with the others counted."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
+    param = str(first["loc"][0]) if first["loc"] else None
     message = first["msg"].removeprefix("Value error, ")
     text = f"{param}: {message}" if param else message
     if len(problems) > 1:
@@ -112,7 +113,8 @@ def from_exception(error: Exception) -> ApiError | None:
         return unavailable(str(error))
     if isinstance(error, ValueError):
         param = getattr(error, "parameter", None)
-        return ApiError(400, str(error), param=param if isinstance(param, str) else None)
+        code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+        return ApiError(400, str(error), param=param if isinstance(param, str) else None, code=code)
     return None
 
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from octavo.text.template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
-_NORMALIZATION = 4
-"""Unicode normalization may make a text shorter, but not by more than this factor."""
-
 
 @dataclass(frozen=True)
 class Frontend:
@@ -43,8 +40,6 @@ class Frontend:
     """Names clients may use, the reported one first."""
     control_tokens: re.Pattern[str]
     """Finds the text of any control token."""
-    most_characters: int
-    """Characters that no prompt which fits in the context length can have."""
 
     def check_model(self, name: str | None) -> str:
         """The name to report; a request without a name means the first one.
@@ -143,5 +138,4 @@ def make_frontend(engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTempl
         engine=engine, tokenizer=tokenizer, template=template, factory=factory, info=info, config=config,
         metrics=Metrics(served[0], info.max_model_len), served=served,
         control_tokens=re.compile("|".join(map(re.escape, control)) or r"(?!)"),
-        most_characters=_NORMALIZATION * info.max_model_len * tokenizer.longest_token,
     )

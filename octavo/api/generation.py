@@ -92,7 +92,7 @@ class Generation:
                     self._all_ended(index)
                 elif (index, item.choice) in self._open:
                     news = self._take(index, item)
-                    if news.piece.finish_reason is not None and item.finish is None:  # a stop string
+                    if news.piece.stopped:
                         await self._engine.abort(item.request, item.choice)
                     yield news
         finally:

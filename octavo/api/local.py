@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from octavo.api.serve import CannotServe, Parts, Server, bind, url_of
 from octavo.api.settings import ServerSettings
@@ -45,7 +45,7 @@ class _Thread(threading.Thread):
         self._settled = threading.Event()
         """Set when the server answers, or has failed."""
         self._problem: Exception | None = None
-        self._stop = lambda: None
+        self._stop: Callable[[], None] | None = None
 
     def run(self) -> None:
         try:
@@ -73,7 +73,8 @@ class _Thread(threading.Thread):
 
     def stop(self) -> None:
         """End the server and wait for it."""
-        self._stop()
+        if self._stop is not None:
+            self._stop()
         self.join()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from octavo.types import TokenLogprobs
@@ -23,17 +23,23 @@ def best(entry: TokenLogprobs, top: int) -> tuple[tuple[int, float], ...]:
 
 
 class TokenNames:
-    """How a token is written in an answer. `token_bytes(id)` is what the token adds to the text, as bytes."""
+    """How a token is written in an answer: `token_bytes(id)` are its bytes, `hidden` those that add nothing to the
+    text."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], as_ids: bool) -> None:
-        self.bytes = token_bytes
+    def __init__(self, token_bytes: Callable[[int], bytes], hidden: Container[int], as_ids: bool) -> None:
+        self._bytes = token_bytes
+        self._hidden = hidden
         self._as_ids = as_ids
+
+    def bytes(self, token: int) -> bytes:
+        """What the token adds to the text."""
+        return b"" if token in self._hidden else self._bytes(token)
 
     def text(self, token: int) -> str:
         """The token's text; part of a character is written `bytes:\\xf0\\x9f`, so that different tokens differ."""
         if self._as_ids:
             return f"token_id:{token}"
-        raw = self.bytes(token)
+        raw = self._bytes(token)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:

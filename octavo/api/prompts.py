@@ -28,11 +28,8 @@ async def beside(size: int, function: Callable[_P, _R], *args: _P.args, **kwargs
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-async def encode_text(front: Frontend, text: str, special: bool, cut: bool = False) -> list[int]:
-    """Token ids of plain text; `special`: with BOS or EOS where the model wants them; `cut`: it will be truncated, so
-    that any length is welcome."""
-    if not cut:
-        _check_size(front, len(text), "prompt")
+async def encode_text(front: Frontend, text: str, special: bool) -> list[int]:
+    """Token ids of plain text; `special`: with BOS or EOS where the model wants them."""
     return await beside(len(text), front.tokenizer.encode, text, add_special_tokens=special)
 
 
@@ -49,7 +46,7 @@ async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody 
     template = _template(front, settings, body.chat_template)
     options = _options(body)
     texts = [*_strings(messages), *_strings(options)]
-    _check_size(front, sum(map(len, texts)), "messages")
+    _check_size(front, sum(map(len, texts)))
     typed = front.control_tokens.search("\0".join(texts)) is not None
     return await beside(sum(map(len, texts)), template.encode, front.tokenizer, messages, parse_special=not typed,
                         **options)
@@ -96,9 +93,9 @@ def _strings(value: Any) -> list[str]:
     return found
 
 
-def _check_size(front: Frontend, characters: int, param: str) -> None:
+def _check_size(front: Frontend, characters: int) -> None:
     """Refuse at once what could only be refused after minutes of tokenizing."""
-    if characters > front.most_characters:
+    if characters > front.factory.most_characters:
         raise bad_request(
-            f"This model's maximum context length is {front.info.max_model_len} tokens. However, the prompt has "
-            f"{characters} characters, more than fit in it. Send a shorter prompt.", param, "context_length_exceeded")
+            f"This model's maximum context length is {front.info.max_model_len} tokens. However, the messages have "
+            f"{characters} characters, more than can fit. Please shorten them.", "messages", "context_length_exceeded")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
-from octavo.text.request import RequestFactory
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.api.serve import Parts, Server, bind, url_of
@@ -19,6 +18,7 @@ from octavo.api.settings import ServerSettings
 from octavo.client import InProcess
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
+from octavo.text.request import RequestFactory
 from octavo.text.template import ChatTemplate
 from octavo.text.tokenizer import BYTE_CHARACTERS, Tokenizer
 from octavo.types import Delta, EngineStats, FinishReason, Request, TokenLogprobs

@@ -188,7 +188,8 @@ def test_http_busy_servers_say_503() -> None:
     with running(parts_of(engine), max_num_queued_reqs=1) as url, httpx.Client(base_url=url) as http:
         body = {**GREEDY, "prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with http.stream("POST", BOTH[0], json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
             assert http.get("/load").json() == {"server_load": 1}
             second = httpx.post(f"{url}{BOTH[0]}", json={**body, "stream": False})
             assert second.status_code == 503 and "retry-after" in second.headers
