@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.inputs import PromptType, TextPrompt, TokensPrompt
     from octavo.llm import LLM
+    from octavo.offline.inputs import PromptType, TextPrompt, TokensPrompt
     from octavo.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
     from octavo.sampling_params import (
         BeamSearchParams,
@@ -46,7 +46,7 @@ __all__ = [
 
 _HOMES = {
     "octavo.config": ("EngineConfig",),
-    "octavo.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "octavo.offline.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "octavo.llm": ("LLM",),
     "octavo.outputs": ("BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.sampling_params": ("BeamSearchParams", "ParameterError", "RepetitionDetectionParams", "RequestOutputKind",

@@ -12,13 +12,13 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from octavo.beam import Search, search
 from octavo.build import build, build_text
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.info import ModelInfo
-from octavo.inputs import Prompt, PromptType, read_prompts
-from octavo.metrics import Metric, RequestTimes, metrics_of
-from octavo.offline import Interrupts, Job, forget, run
+from octavo.offline.beam import Search, search
+from octavo.offline.inputs import Prompt, PromptType, read_prompts
+from octavo.offline.metrics import Metric, RequestTimes, metrics_of
+from octavo.offline.run import Interrupts, Job, forget, run
 from octavo.outputs import BeamSearchOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.text.request import RequestFactory

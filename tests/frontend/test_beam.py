@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from octavo.beam import Beam, Search, search
+from octavo.offline.beam import Beam, Search, search
 from octavo.sampling_params import BeamSearchParams
 from octavo.types import TokenLogprobs
 

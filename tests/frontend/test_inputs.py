@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.inputs import Prompt, read_prompts
+from octavo.offline.inputs import Prompt, read_prompts
 
 
 @pytest.mark.parametrize(("given", "found"), [

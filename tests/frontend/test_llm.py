@@ -21,7 +21,7 @@ from octavo.config import EngineConfig
 from octavo.engine import build_engine
 from octavo.engine.fake import FakeExecutor, FakeModel
 from octavo.info import ModelInfo
-from octavo.metrics import Counter, Gauge, Histogram
+from octavo.offline.metrics import Counter, Gauge, Histogram
 from octavo.text.request import RequestFactory
 from octavo.text.template import ChatTemplate
 from octavo.text.tokenizer import BYTE_CHARACTERS, Tokenizer
@@ -29,7 +29,8 @@ from octavo.types import KVGroup, Request
 
 EOS = 256
 MAX_MODEL_LEN = 128
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<a>{% endif %}")
 
 
 def byte_tokenizer() -> Tokenizer:

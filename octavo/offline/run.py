@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
-from octavo.metrics import RequestTimes
+from octavo.offline.metrics import RequestTimes
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput, RequestStateStats, TokenLogprobDict
 from octavo.text.output import Piece, RequestOutputBuilder
 from octavo.types import Delta, Request, TokenLogprobs
