@@ -88,6 +88,8 @@ def test_after_preemption(paths, variant: str) -> None:
     path = paths[variant]
     alone = run(path)
     r = Rig(path, blocks=26, max_num_seqs=6, prefix_caching=False)
+    # Requests that end at once teach the engine to admit more than fit if all run to their limit.
+    r.generate([request(f"short{i}", ids(i, 3), max_tokens=100, eos_ids=tuple(range(199))) for i in range(50)])
     others = [request(f"n{i}", ids(40 + i, 90), max_tokens=60, seed=i) for i in range(5)]
     tokens = r.tokens([*others, request("subject", PROMPT, **SUBJECT)])[("subject", 0)]
     assert r.engine.stats().preemptions > 0, "the test wants preemptions"
