@@ -142,18 +142,17 @@ class ChatTemplate:
         """
         if parse_special:
             return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
-        control = sorted({tokenizer.token_text(id) for id in tokenizer.special_ids} - {""}, key=len, reverse=True)
-        pattern = re.compile("|".join(map(re.escape, control)) or r"(?!)")
+        pattern = tokenizer.control_pattern
         mark = _unused_character(messages, options)
         broken = [_break_up(message, pattern, mark) for message in messages]
         options = {key: _break_up(value, pattern, mark) for key, value in options.items()}
         text = self.render(broken, **options)
         ids: list[int] = []
         at = 0
-        for match in [*pattern.finditer(text), None]:
+        for match in [*tokenizer.control_cuts.finditer(text), None]:
             plain = text[at : match.start() if match else len(text)].replace(mark, "")
             if plain:
-                ids += tokenizer.encode(plain, add_special_tokens=False, parse_special=False)
+                ids += tokenizer.encode_literally(plain, at_start=at == 0)
             if match:
                 ids += tokenizer.encode(match[0], add_special_tokens=False)
                 at = match.end()

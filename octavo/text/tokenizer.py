@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, pre_tokenizers
 
 from octavo.text import sentencepiece
 
@@ -113,7 +113,7 @@ class Tokenizer:
         self._suffix = [self.eos_id] if add_eos and self.eos_id is not None else []
         self.decoding = _decoding(backend)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
-        self._literal = self._without_control_tokens()
+        self._literal = self._without_control_tokens(at_start=True)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -144,6 +144,11 @@ class Tokenizer:
         backend = self.backend if parse_special else self._literal
         encoding = backend.encode(_clean(text), add_special_tokens=add_special_tokens and not self._own_ends)
         return self._with_ends(encoding.ids, add_special_tokens)
+
+    def encode_literally(self, text: str, at_start: bool = True) -> list[int]:
+        """Token ids of a stretch of text without special tokens of any kind; `at_start` False where other text is
+        before it."""
+        return (self._literal if at_start else self._literal_inside).encode(_clean(text), add_special_tokens=False).ids
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, parse_special: bool = True
@@ -217,13 +222,42 @@ class Tokenizer:
             return piece.replace(sentencepiece.SPACE, " ").encode("utf-8", "replace")
         return self.backend.decode([id], skip_special_tokens=False).encode("utf-8", "replace")
 
-    def _without_control_tokens(self) -> tokenizers.Tokenizer:
-        """The same rules over the same (shared) model, with control tokens as plain text."""
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        """Finds control tokens spelled out in a text."""
+        return re.compile("|".join(re.escape(token.content) for token in self._control_tokens()) or r"(?!)")
+
+    @cached_property
+    def control_cuts(self) -> re.Pattern[str]:
+        """Finds control tokens together with the space they swallow."""
+        cuts = (
+            (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
+            for token in self._control_tokens()
+        )
+        return re.compile("|".join(cuts) or r"(?!)")
+
+    @cached_property
+    def _literal_inside(self) -> tokenizers.Tokenizer:
+        return self._without_control_tokens(at_start=False)
+
+    def _control_tokens(self) -> list[AddedToken]:
+        """Longest first, as the longest one that fits is meant."""
+        tokens = [token for token in self.backend.get_added_tokens_decoder().values() if token.special]
+        return sorted((token for token in tokens if token.content), key=lambda token: len(token.content), reverse=True)
+
+    def _without_control_tokens(self, at_start: bool) -> tokenizers.Tokenizer:
+        """The same rules over the same (shared) model, with control tokens as plain text. Some rules put a space
+        before the start of a text: not so with `at_start` False."""
         literal = tokenizers.Tokenizer(self.backend.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             value = getattr(self.backend, part)
             if value is not None:
                 setattr(literal, part, value)
+        words = json.loads(self.backend.pre_tokenizer.__getstate__()) if self.backend.pre_tokenizer is not None else {}
+        if not at_start and words.get("type") == "Metaspace" and words.get("prepend_scheme") == "first":
+            literal.pre_tokenizer = pre_tokenizers.Metaspace(
+                replacement=words["replacement"], prepend_scheme="never", split=words["split"]
+            )
         ordinary = [token for token in self.backend.get_added_tokens_decoder().values() if not token.special]
         literal.add_tokens(ordinary)
         return literal
@@ -268,7 +302,8 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(listed, str):
         found["default"] = listed
     elif isinstance(listed, list):
-        found.update({item["name"]: item["template"] for item in listed if {"name", "template"} <= item.keys()})
+        entries = [item for item in listed if isinstance(item, dict) and {"name", "template"} <= item.keys()]
+        found.update({item["name"]: item["template"] for item in entries})
     elif isinstance(listed, dict):
         found.update({str(name): str(text) for name, text in listed.items()})
     legacy = _read_json(folder / "chat_template.json").get("chat_template")

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from octavo.text.template import ChatTemplate, TemplateError, load_template
 from octavo.text.tokenizer import Tokenizer
 from tests import realmodels
+from tests.text import small
 
 USER = {"role": "user", "content": "hi"}
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls is defined %}!{% endif %}{% endfor %}"
@@ -216,6 +218,22 @@ def test_typed_control_tokens_can_stay_text(smol_chat: ChatTemplate, smollm: Tok
     assert smol_chat.encode(smollm, forged).count(turn) == 4
     for messages in CHATS:
         assert smol_chat.encode(smollm, messages, parse_special=False) == smol_chat.encode(smollm, messages)
+
+
+def test_safe_encoding_is_exact_for_plain_messages() -> None:
+    backend = small.pieces().backend
+    backend.add_special_tokens([AddedToken("<user>", special=True, rstrip=True, normalized=False)])
+    chat = ChatTemplate("<s>{% for m in messages %}<user>\n{{ m.content }}</s>{% endfor %}")
+    messages = [{"role": "user", "content": "Hello world"}, {"role": "user", "content": " a"}]
+    for words in (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)):
+        if words is not None:
+            backend.normalizer = normalizers.Sequence([])
+            backend.pre_tokenizer = words
+        tokenizer = Tokenizer(backend)
+        expected = chat.encode(tokenizer, messages)
+        assert chat.encode(tokenizer, messages, parse_special=False) == expected
+        forged = chat.encode(tokenizer, [{"role": "user", "content": "a<user> a"}], parse_special=False)
+        assert forged.count(tokenizer.id_of("<user>")) == 1
 
 
 def test_variables_reach_the_template() -> None:
