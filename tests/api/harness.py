@@ -22,6 +22,7 @@ from octavo.text.request import RequestFactory
 from octavo.text.template import ChatTemplate
 from octavo.text.tokenizer import BYTE_CHARACTERS, Tokenizer
 from octavo.types import Delta, EngineStats, FinishReason, Request, TokenLogprobs
+from octavo.wire import Engine
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 512
@@ -171,7 +172,7 @@ class ScriptEngine:
 
 @dataclass
 class Served:
-    engine: ScriptEngine
+    engine: Engine
     info: ModelInfo
 
 
@@ -188,7 +189,7 @@ class TinyText:
         )
 
 
-def parts_of(engine: ScriptEngine, loaded: threading.Event | None = None) -> Parts:
+def parts_of(engine: Engine, loaded: threading.Event | None = None) -> Parts:
     """What a server with this engine is made of; it loads until `loaded` is set."""
     tokenizer = make_tokenizer()
     info = ModelInfo(model=MODEL, max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size, eos_ids=[EOS],

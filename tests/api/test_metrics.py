@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.conftest import Api
@@ -10,9 +11,13 @@ from tests.api.test_abort import send
 
 
 def numbers(api: Api) -> dict[str, float]:
+    return parsed(api.http)
+
+
+def parsed(http: httpx.Client) -> dict[str, float]:
     """Every sample of the page, by name and finish reason."""
     found = {}
-    for family in text_string_to_metric_families(api.http.get("/metrics").text):
+    for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
             reason = sample.labels.get("finished_reason")
             if "le" not in sample.labels:
