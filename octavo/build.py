@@ -29,6 +29,7 @@ from octavo.ops.contract import Device
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
 from octavo.runtime.runner import Runner
+from octavo.text.gguf_tokenizer import from_gguf
 from octavo.text.request import RequestFactory
 from octavo.text.template import ChatTemplate, load_template
 from octavo.text.tokenizer import Tokenizer
@@ -53,7 +54,8 @@ class Text:
     """The text side of a model: what turns messages into token ids and back."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate
+    """False when the model has none."""
     eos_ids: tuple[int, ...]
     """Every id that the checkpoint's config, its generation config or its tokenizer declares as an end."""
     defaults: dict[str, Any]
@@ -100,8 +102,8 @@ def build_text(config: EngineConfig) -> Text:
     """Tokenizer, chat template and generation defaults of the model; reads no weights."""
     with open_checkpoint(find_model(config)) as checkpoint:
         tokenizer = _own_tokenizer(config) if config.tokenizer else _tokenizer(checkpoint)
-        source = load_template(config.chat_template) if config.chat_template else tokenizer.chat_template
-        template = ChatTemplate(source, tokenizer) if source else None
+        own = load_template(config.chat_template) if config.chat_template else None
+        template = ChatTemplate.of(tokenizer, own)
         generation = _generation(config, checkpoint)
         declared = [checkpoint.config.get("eos_token_id"), generation.get("eos_token_id"), tokenizer.eos_id]
     eos = dict.fromkeys(i for ids in declared for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
@@ -121,7 +123,7 @@ def _own_tokenizer(config: EngineConfig) -> Tokenizer:
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.metadata is not None:
-        return Tokenizer.from_gguf(checkpoint.metadata)
+        return from_gguf(checkpoint.metadata)
     return Tokenizer.from_folder(checkpoint.path)
 
 

@@ -14,14 +14,15 @@ class DeviceUnavailable(RuntimeError):
     """The device exists, but not in this build or on this machine."""
 
 
-def select_device(name: str, threads: int, activations: str) -> Device:
-    """The device called `name`: "cpu" (native kernels), "reference" (numpy, slow) or "torch" (eager, for tests).
+def select_device(name: str, threads: int | None, activations: str) -> Device:
+    """The device called `name`: "cpu" (native kernels; also what "auto" means), "reference" (numpy, slow) or "torch"
+    (eager, for tests).
 
     `threads` and `activations` ("float32", "int16" or "int8": what the inputs of matrix products are rounded to) are
-    for "cpu"; the others compute in float32. Raises ValueError for an unknown name, DeviceUnavailable where the
+    for "cpu" (None: as many threads as this process may use); the others compute in float32. Raises ValueError for an unknown name, DeviceUnavailable where the
     device cannot run here.
     """
-    if name == "cpu":
+    if name in ("cpu", "auto"):
         from octavo.devices.cpu.device import CpuDevice
 
         return CpuDevice(threads, cast(Any, activations))  # checked there

@@ -231,6 +231,8 @@ class Device(Protocol):
     """A place where models run. `body`/`head` are functions of (ops, batch) / (ops, x) given once at load."""
 
     name: str
+    notes: tuple[str, ...]
+    """Sentences that start-up prints about the device."""
 
     def weight(self, parts: list[Stored]) -> Weight:
         """Pack matrices of equal n_in, stacked along n_out. Lossless for every kind the device lists."""
