@@ -135,7 +135,8 @@ class EngineConfig:
     enable_prefix_caching: bool = _option(True, "cache", "Reuse the KV of a prompt's known beginning.", kind=bool)
 
     # -- scheduler
-    max_num_seqs: int = _option(128, "scheduler", "Sequences that run at once.", kind=count, least=1)
+    max_num_seqs: int = _option(128, "scheduler", "Sequences that run at once; no more than "
+                                "--max-num-batched-tokens.", kind=count, least=1)
     max_num_batched_tokens: int = _option(2048, "scheduler", "Tokens computed in one step.", kind=count, least=1)
     enable_chunked_prefill: bool = _option(True, "scheduler", "Let long prompts share steps with other work.",
                                            kind=bool)
@@ -177,9 +178,9 @@ class EngineConfig:
         for option in fields(self):
             value = getattr(self, option.name)
             object.__setattr__(self, option.name, _checked(option.name, value, option.default, option.metadata))
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                              f"({self.max_num_seqs}), so that every running sequence gets a token per step.")
+        if self.max_num_batched_tokens < self.max_num_seqs:  # each running sequence needs a token per step
+            logger.info("max_num_seqs is %s, as many as max_num_batched_tokens", self.max_num_batched_tokens)
+            object.__setattr__(self, "max_num_seqs", self.max_num_batched_tokens)
         if self.max_model_len == 0:
             raise ConfigError("max_model_len must be at least 1, or -1 to fit it to the memory, got 0.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
@@ -187,7 +188,7 @@ class EngineConfig:
 
     @classmethod
     def from_keywords(cls, **keywords: Any) -> EngineConfig:
-        """From vLLM's keyword arguments, those that Octavo does not have included.
+        """From vLLM's keyword arguments, those that Octavo does not have included. None means the default.
 
         Raises:
             TypeError: an argument nobody knows.
@@ -198,6 +199,8 @@ class EngineConfig:
         passed = {keyword(flag): why for flag, (_, why) in NO_MEANING.items()}
         given = {}
         for name, value in keywords.items():
+            if name in known and value is None:
+                continue
             if name in known:
                 given[name] = value
             elif name in unbuilt:

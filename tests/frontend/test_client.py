@@ -320,3 +320,29 @@ def test_the_thread_closes_its_engine() -> None:
     asyncio.run(main())
     assert engine.closed
     assert engine.steps == 5
+
+
+def test_an_idle_engine_is_left_alone() -> None:
+    looks = 0
+
+    class Watched(ScriptedEngine):
+        @property
+        def idle(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().idle
+
+    async def main() -> None:
+        built = fast(CONFIG, lambda what, done, total: None)
+        built.engine = Watched()
+        client = InProcess(lambda: built)
+        await client.start()
+        await tokens(client, request("a"))
+        await client.stats()
+        await asyncio.sleep(0.02)
+        before = looks
+        await asyncio.sleep(0.1)
+        assert looks == before
+        await client.close()
+
+    asyncio.run(main())
