@@ -11,6 +11,7 @@ import datetime
 import functools
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -22,7 +23,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TURNS = 2_000_000
-"""Loop turns of one rendering, nested loops included."""
+"""Loop turns and calls of one rendering, nested ones included."""
+MAX_SECONDS = 10
+"""Time for one rendering."""
 MAX_CHARACTERS = 16 << 20
 """Characters of the rendered text, and of any text a template computes."""
 MAX_WIDTH = 10_000
@@ -36,15 +39,19 @@ class TemplateLimit(Exception):
 
 
 class Budget:
-    """Loop turns left for one rendering."""
+    """Loop turns, calls and seconds left for one rendering."""
 
-    def __init__(self, turns: int = MAX_TURNS) -> None:
-        self.turns = turns
+    def __init__(self) -> None:
+        self.turns = MAX_TURNS
+        self.deadline = time.monotonic() + MAX_SECONDS
 
     def spend(self) -> None:
+        """Take one turn of a loop, or one call. TemplateLimit when there is none left."""
         self.turns -= 1
         if self.turns < 0:
             raise TemplateLimit(f"the chat template loops more than {MAX_TURNS} times")
+        if time.monotonic() > self.deadline:
+            raise TemplateLimit(f"the chat template takes more than {MAX_SECONDS} seconds")
 
 
 class _GenerationTag(Extension):
@@ -59,7 +66,7 @@ class _GenerationTag(Extension):
 
 @jinja2.pass_context
 def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    budget: Budget = context.get_all()[_BUDGET]
+    budget: Budget = context.parent[_BUDGET]
     for item in items:
         budget.spend()
         yield item
@@ -169,6 +176,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        context.parent[_BUDGET].spend()
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             _check_text_call(owner, function.__name__, args)
@@ -196,9 +204,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateLimit("the chat template raises a number to a power above 64")
         return _sized(super().call_binop(context, operator, left, right))
 
-    def render(self, template: jinja2.Template, variables: dict[str, Any], budget: Budget | None = None) -> str:
+    def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         """The rendered text. TemplateLimit where it would exceed a limit; else whatever the template raises."""
-        values = {**variables, _BUDGET: budget or Budget()}
+        values = {**variables, _BUDGET: Budget()}
         parts: list[str] = []
         size = 0
         for part in template.generate(values):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
+from octavo.text import sandbox
 from octavo.text.template import ChatTemplate, TemplateError, load_template
 from octavo.text.tokenizer import Tokenizer
 from tests import realmodels
@@ -82,6 +83,9 @@ def test_syntax_error_names_the_line() -> None:
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% for a in range(99999) recursive %}{% if loop.depth < 4 %}{{ loop(range(99)) }}{% endif %}{% endfor %}",
+        "{% for a in range(99999) %}{% set b = range(99999) | list %}{% endfor %}",
         "{{ 'a' * 10**9 }}",
         "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
         "{% set n = namespace(x='aaaa') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -98,7 +102,8 @@ def test_syntax_error_names_the_line() -> None:
         "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
     ],
 )
-def test_no_template_runs_or_grows_without_end(source: str) -> None:
+def test_no_template_runs_or_grows_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 1)
     with pytest.raises(TemplateError):
         ChatTemplate(source).render([USER])
 
