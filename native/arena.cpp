@@ -9,7 +9,8 @@ namespace octavo {
 
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
-}
+constexpr size_t kStoreArena = size_t{64} << 20;  // address space; only what is used becomes memory
+}  // namespace
 
 Arena::Arena(size_t bytes) {
     if (bytes == 0) return;
@@ -42,6 +43,21 @@ Arena& Arena::operator=(Arena&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
+}
+
+std::shared_ptr<uint8_t> Store::take(size_t bytes) {
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    if (!current_ || used_ + rounded > current_->size()) {
+        if (rounded > kStoreArena / 4) {
+            const auto own = std::make_shared<Arena>(rounded);
+            return {own, own->data()};
+        }
+        current_ = std::make_shared<Arena>(kStoreArena);
+        used_ = 0;
+    }
+    uint8_t* at = current_->data() + used_;
+    used_ += rounded;
+    return {current_, at};
 }
 
 }  // namespace octavo

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace octavo {
 
@@ -23,6 +24,16 @@ public:
 private:
     uint8_t* data_ = nullptr;
     size_t size_ = 0;
+};
+
+// Hands out pieces of large arenas, so that small pieces lie in huge pages too. A piece keeps its arena alive.
+class Store {
+public:
+    std::shared_ptr<uint8_t> take(size_t bytes);  // zero-filled, 64-byte aligned; throws std::bad_alloc
+
+private:
+    std::shared_ptr<Arena> current_;
+    size_t used_ = 0;
 };
 
 }  // namespace octavo

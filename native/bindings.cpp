@@ -34,7 +34,7 @@ int kind_of(const std::string& name) {
     throw nb::value_error(("the native kernels have no weight format " + name).c_str());
 }
 
-std::shared_ptr<Weight> make_weight(Pool& pool, nb::list parts) {
+std::shared_ptr<Weight> make_weight(Pool& pool, Store& store, nb::list parts) {
     std::vector<StoredPart> stored;
     for (nb::handle part : parts) {
         const int kind = kind_of(nb::cast<std::string>(part.attr("kind")));
@@ -54,8 +54,7 @@ std::shared_ptr<Weight> make_weight(Pool& pool, nb::list parts) {
         stored.push_back({kind, n_out, n_in, data.data(), data.stride(0)});
     }
     if (stored.empty()) throw nb::value_error("a weight needs at least one part");
-    const nb::gil_scoped_release free;
-    return pack_weight(pool, stored);
+    return pack_weight(pool, store, stored);
 }
 
 void unpack_weight(Pool& pool, const Weight& weight, OutMatrix<float> out) {
@@ -332,6 +331,7 @@ void bind_program(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // objects that live until the process ends are no leak
     m.def("missing_features", [] { return detect_cpu().missing; });
     m.def("noise_bits", [](uint64_t seed, int choice, int position, Vector<int64_t> ids, OutVector<uint32_t> out) {
         const uint64_t key = noise_key(seed, choice, position);
@@ -352,11 +352,12 @@ NB_MODULE(_native, m) {
                  new (self) Pool(threads);
              })
         .def_prop_ro("threads", &Pool::threads);
+    nb::class_<Store>(m, "Store").def(nb::init<>());
     nb::class_<Weight>(m, "Weight")
         .def_ro("n_out", &Weight::n_out)
         .def_ro("n_in", &Weight::n_in)
-        .def_prop_ro("bytes", [](const Weight& w) { return w.arena.size(); });
-    m.def("pack", make_weight, nb::arg("pool"), nb::arg("parts"));
+        .def_ro("bytes", &Weight::bytes);
+    m.def("pack", make_weight, nb::arg("pool"), nb::arg("store"), nb::arg("parts"));
     nb::class_<KVCache>(m, "KVCache")
         .def(nb::init<int, int, bool, int, const std::vector<int>&, const std::vector<int>&>(), nb::arg("kv_heads"),
              nb::arg("head_dim"), nb::arg("half"), nb::arg("block_size"), nb::arg("blocks"), nb::arg("group_of"))

@@ -179,7 +179,7 @@ void pack_blocks(const StoredPart& part, int panel, uint8_t* out) {
 
 }  // namespace
 
-std::shared_ptr<Weight> pack_weight(Pool& pool, const std::vector<StoredPart>& parts) {
+std::shared_ptr<Weight> pack_weight(Pool& pool, Store& store, const std::vector<StoredPart>& parts) {
     auto weight = std::make_shared<Weight>();
     weight->n_in = parts.front().n_in;
     size_t total = 0;
@@ -196,13 +196,14 @@ std::shared_ptr<Weight> pack_weight(Pool& pool, const std::vector<StoredPart>& p
         weight->n_out += part.n_out;
         total += (panels * panel_bytes + 63) / 64 * 64;
     }
-    weight->arena = Arena(total);
-    for (size_t i = 0; i < parts.size(); ++i) weight->parts[i].data = weight->arena.data() + offsets[i];
+    weight->bytes = total;
+    weight->data = store.take(total);
+    for (size_t i = 0; i < parts.size(); ++i) weight->parts[i].data = weight->data.get() + offsets[i];
     pool.run([&](int worker) {
         for (size_t i = 0; i < parts.size(); ++i) {
             const StoredPart& part = parts[i];
             pool.each((part.n_out + kColumns - 1) / kColumns, worker, [&](int panel, int) {
-                uint8_t* out = weight->arena.data() + offsets[i] + panel * weight->parts[i].panel_bytes;
+                uint8_t* out = weight->data.get() + offsets[i] + panel * weight->parts[i].panel_bytes;
                 (kKinds[part.kind].block == 1 ? pack_plain : pack_blocks)(part, panel, out);
             });
         }

@@ -24,10 +24,12 @@ struct Weight {
     int n_in = 0;
     std::vector<Panels> parts;
     std::vector<int> first;  // first output column of each part
-    Arena arena;
+    size_t bytes = 0;
+    std::shared_ptr<uint8_t> data;
 };
 
-// Lossless: the stored integers and scales, re-ordered. All parts must have the same n_in.
-std::shared_ptr<Weight> pack_weight(Pool& pool, const std::vector<StoredPart>& parts);
+// Lossless: the stored integers and scales, re-ordered. All parts must have the same n_in. One call at a time per
+// store.
+std::shared_ptr<Weight> pack_weight(Pool& pool, Store& store, const std::vector<StoredPart>& parts);
 
 }  // namespace octavo

@@ -18,7 +18,7 @@ def noise_bits(
     seed: int, choice: int, position: int, ids: npt.NDArray[np.int64], out: npt.NDArray[np.uint32], /
 ) -> None: ...
 def exp(x: npt.NDArray[np.float32], out: npt.NDArray[np.float32], /) -> None: ...
-def pack(pool: Pool, parts: Sequence[Stored]) -> Weight:
+def pack(pool: Pool, store: Store, parts: Sequence[Stored]) -> Weight:
     """Raises ValueError when a part's data does not fit its kind and shape, MemoryError."""
 
 def unpack(pool: Pool, weight: Weight, out: npt.NDArray[np.float32]) -> None:
@@ -30,6 +30,11 @@ class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
     def threads(self) -> int: ...
+
+class Store:
+    """Memory for weights, in huge pages."""
+
+    def __init__(self) -> None: ...
 
 class Weight:
     @property

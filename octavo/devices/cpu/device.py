@@ -36,18 +36,19 @@ class CpuDevice:
         self.pool = self.native.Pool(self.threads)
         self.notes = (f"{self.threads} {'thread' if self.threads == 1 else 'threads'} because {allowed.reason}",)
         """What start-up should say about the device."""
+        self.store = self.native.Store()
         self.weight_bytes = 0
         """Size of all weights packed so far."""
 
     def weight(self, parts: list[Stored]) -> CpuWeight:
         """Pack on all threads, straight from the checkpoint's bytes. Raises ValueError for data that does not fit."""
         check_parts(parts)
-        packed = self.native.pack(self.pool, parts)
+        packed = self.native.pack(self.pool, self.store, parts)
         self.weight_bytes += packed.bytes
         return CpuWeight(packed, tuple(part.kind for part in parts))
 
     def vector(self, values: F32) -> F32:
-        return row_vector(values).copy()
+        return row_vector(values)
 
     def dense(self, weight: CpuWeight) -> F32:
         """[n_out, n_in]: the exact values of a packed weight (tests, export)."""

@@ -296,5 +296,5 @@ def _plan(buffers: list[Buffer]) -> tuple[dict[int, int], int]:
 
 
 def row_vector(values: F32) -> F32:
-    """A float32 vector as instructions take it."""
-    return np.ascontiguousarray(values, np.float32).reshape(-1)
+    """A float32 vector as instructions take it: a contiguous copy."""
+    return np.array(values, np.float32, order="C").reshape(-1)
