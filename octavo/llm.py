@@ -137,6 +137,7 @@ class LLM:
             ValueError: a prompt is empty or too long.
         """
         _no_lora(lora_request)
+        self._check_open()
         searches = []
         for prompt in read_prompts(prompts):
             ids = self._factory.encode(prompt.text or "" if prompt.ids is None else prompt.ids)
@@ -187,6 +188,7 @@ class LLM:
 
     def _generate(self, prompts: Sequence[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None
                   ) -> list[RequestOutput]:
+        self._check_open()
         each = self._params(params, len(prompts))
         if priority is not None and len(priority) != len(prompts):
             raise ValueError(f"there are {len(prompts)} prompts but {len(priority)} priorities.")
@@ -197,6 +199,10 @@ class LLM:
         with self._lock, self._bar(use_tqdm, len(jobs), "Processed prompts") as bar:
             run(self._engine, jobs, self._times, lambda job: bar.update(1))
         return [job.output for job in jobs]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("This LLM is closed: make another one.")
 
     def _request(self, request_id: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
         return self._factory.make(

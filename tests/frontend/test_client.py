@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 import octavo.client
@@ -304,6 +306,33 @@ def test_a_cancelled_start_leaves_no_process() -> None:
             os.kill(client.pid, 0)
 
     asyncio.run(main())
+
+
+PARENT = """
+import asyncio
+from octavo.client import Process
+from octavo.config import EngineConfig
+from octavo.sampling_params import SamplingParams
+from octavo.types import Request
+
+async def main():
+    client = Process(EngineConfig(model="m"), "tests.frontend.fake_build:slow")
+    await client.start()
+    request = Request(id="a", prompt=(1,), sampling=SamplingParams(), seed=1, max_tokens=100_000)
+    async for _ in client.generate(request):
+        print(client.pid, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        gone, alive = psutil.wait_procs([engine], timeout=10)
+    assert gone and not alive
 
 
 def test_the_thread_closes_its_engine() -> None:

@@ -303,6 +303,15 @@ def test_ctrl_c_leaves_the_engine_in_order() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_closed_llm_says_so() -> None:
+    llm = make(say("abc"))
+    llm.close()
+    llm.close()
+    for call in (lambda: llm.generate("x"), lambda: llm.beam_search("x", BeamSearchParams(1, 1))):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()  # type: ignore[no-untyped-call]
+
+
 def test_threads_take_turns(llm: LLM) -> None:
     found: list[list[str]] = []
     threads = [threading.Thread(target=lambda: found.append(texts(llm.generate("x", SamplingParams(max_tokens=5)))))
