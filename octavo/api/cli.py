@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import octavo
 from octavo.api.local import local_server
@@ -24,10 +25,12 @@ PARTS = Parts(engine=Process, text=build_text)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program `octavo`; returns its exit status."""
     parser = _parser()
-    namespace = parser.parse_args(arguments)
+    namespace, unknown = parser.parse_known_args(arguments)
     if namespace.command is None:
         parser.print_help()
         return 2
+    if unknown:
+        _refuse(namespace.parser, unknown)
     try:
         status: int = namespace.run(namespace)
     except (CannotServe, TalkError) as error:
@@ -36,6 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """End the program because of an argument nobody knows; say which flag may have been meant."""
+    flags = [flag for action in parser._actions for flag in action.option_strings if action.help != argparse.SUPPRESS]
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=2)
+    hint = f" Did you mean {' or '.join(near)}?" if near else f" See {parser.prog} --help."
+    parser.error(f"unknown argument {unknown[0]}.{hint}")
 
 
 def api_server(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="Serves and runs large language models.")
     parser.add_argument("-v", "--version", action="version", version=f"octavo {octavo.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serving = commands.add_parser("serve", help="answer the OpenAI API over HTTP",
+    serving = commands.add_parser("serve", help="answer the OpenAI API over HTTP", usage="%(prog)s [MODEL] [options]",
                                   description="Serves a model over the OpenAI API.")
     serving.add_argument("model_tag", nargs="?", metavar="MODEL", help="Repository name, folder, or GGUF file.")
     add_flags(serving)
@@ -55,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.set_defaults(run=_serve, parser=serving)
 
     running = commands.add_parser("run", help="answer one prompt in the terminal",
+                                  usage="%(prog)s MODEL [PROMPT] [options]",
                                   description="Prints a model's answer to one prompt as it comes.")
     running.add_argument("model_tag", metavar="MODEL", help="Repository name, folder, or GGUF file.")
     running.add_argument("prompt", nargs="?", help="The prompt; read from standard input where it is left out.")
@@ -64,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     running.set_defaults(run=_run, parser=running)
 
     chatting = commands.add_parser("chat", help="talk to a model in the terminal",
+                                   usage="%(prog)s [MODEL | --url URL] [options]",
                                    description="A conversation with a model, loaded here or behind --url.")
     chatting.add_argument("model_tag", nargs="?", metavar="MODEL",
                           help="Repository name, folder, or GGUF file; with --url the name of a served model.")

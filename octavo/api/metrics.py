@@ -139,9 +139,10 @@ class Metrics:
         if tokens > 1:
             _observe(self._per_token, decode_seconds / (tokens - 1))
 
-    def page(self, stats: EngineStats) -> bytes:
-        """The exposition text, with the engine's numbers from `stats`."""
-        self._engine.stats = stats
+    def page(self, stats: EngineStats | None) -> bytes:
+        """The exposition text, with the engine's numbers from `stats` (None: the ones told before)."""
+        if stats is not None:
+            self._engine.stats = stats
         return generate_latest(self._registry)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +12,9 @@ from octavo.api.errors import unavailable
 from octavo.api.frontend import service_of
 from octavo.api.metrics import CONTENT_TYPE
 from octavo.api.models import json_response
+
+_STATS_SECONDS = 2.0
+"""The engine answers between steps; while one takes longer, its last numbers are shown."""
 
 
 async def health(request: Request) -> Response:
@@ -31,5 +36,9 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     front = service_of(request).ready()
-    page = front.metrics.page(await front.engine.stats())
+    try:
+        stats = await asyncio.wait_for(front.engine.stats(), _STATS_SECONDS)
+    except asyncio.TimeoutError:  # noqa: UP041  (another class before Python 3.11)
+        stats = None
+    page = front.metrics.page(stats)
     return Response(page, headers={"Content-Type": CONTENT_TYPE})

@@ -176,6 +176,16 @@ class Served:
     info: ModelInfo
 
 
+def build_slow(config: EngineConfig, on_progress: Callable[[str], None]) -> Served:
+    """For `octavo.process`: an engine that takes 10 ms per token."""
+    return Served(ScriptEngine(pause=0.01), make_info(make_tokenizer()))
+
+
+def make_info(tokenizer: Tokenizer) -> ModelInfo:
+    return ModelInfo(model=MODEL, max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size, eos_ids=[EOS],
+                     created=1, notes=["a note"])
+
+
 @dataclass
 class TinyText:
     tokenizer: Tokenizer
@@ -191,17 +201,19 @@ class TinyText:
 
 def parts_of(engine: Engine, loaded: threading.Event | None = None) -> Parts:
     """What a server with this engine is made of; it loads until `loaded` is set."""
-    tokenizer = make_tokenizer()
-    info = ModelInfo(model=MODEL, max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size, eos_ids=[EOS],
-                     created=1, notes=["a note"])
+    info = make_info(make_tokenizer())
 
     def build() -> Served:
         if loaded is not None:
             loaded.wait()
         return Served(engine, info)
 
-    return Parts(engine=lambda config: InProcess(build),
-                 text=lambda config: TinyText(tokenizer, ChatTemplate.of(tokenizer)))
+    return Parts(engine=lambda config: InProcess(build), text=tiny_text)
+
+
+def tiny_text(config: EngineConfig) -> TinyText:
+    tokenizer = make_tokenizer()
+    return TinyText(tokenizer, ChatTemplate.of(tokenizer))
 
 
 @contextmanager

@@ -39,7 +39,8 @@ def http() -> Iterator[httpx.Client]:
 
 
 def ask(http: httpx.Client, **body: Any) -> dict[str, Any]:
-    response = http.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "temperature": 1, "seed": 3, **body})
+    full = {"model": MODEL, "prompt": PROMPT, "temperature": 1, "seed": 3, **body}
+    response = http.post("/v1/completions", json=full)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import psutil
 import pytest
 
 from octavo.api.serve import CannotServe, bind
@@ -18,13 +19,15 @@ from tests.api.harness import GREEDY, until
 
 SERVER = """
 import sys
-from octavo.api.serve import serve
+from octavo.api.serve import Parts, serve
 from octavo.api.settings import ServerSettings
+from octavo.client import Process
 from octavo.config import EngineConfig
-from tests.api.harness import ScriptEngine, parts_of
+from tests.api.harness import tiny_text
 config = EngineConfig(model="tiny", host="127.0.0.1", port=int(sys.argv[1]), shutdown_timeout=float(sys.argv[2]),
                       uvicorn_log_level="error")
-sys.exit(serve(config, ServerSettings(), parts_of(ScriptEngine(pause=0.01))))
+parts = Parts(lambda config: Process(config, "tests.api.harness:build_slow"), tiny_text)
+sys.exit(serve(config, ServerSettings(), parts))
 """
 
 
@@ -127,6 +130,52 @@ def test_shut_01_a_second_signal_does_not_wait() -> None:
         until(lambda: httpx_refuses(url))
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
+
+
+def engine_of(process: subprocess.Popen[str]) -> psutil.Process:
+    [engine] = psutil.Process(process.pid).children()
+    return engine
+
+
+def test_shut_03_a_dead_engine_ends_streams_and_server() -> None:
+    with server(30) as (process, url):
+        askers = begin(url, 480)
+        engine_of(process).kill()
+        for asker in askers:
+            asker.join(10)
+        assert all('"error"' in asker.text and "[DONE]" not in asker.text for asker in askers)
+        assert askers[2].status == 500
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        assert "octavo: error: the engine has stopped" in process.stderr.read()
+
+
+def test_shut_03_no_engine_outlives_its_server() -> None:
+    with server(0) as (process, url):
+        engine = engine_of(process)
+        begin(url, 480)
+        process.kill()
+        engine.wait(10)
+    with server(0) as (process, _):
+        engine = engine_of(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert not engine.is_running()
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["serve", "/no/such/model", "--host", "127.0.0.1", "--port", "0"], "/no/such/model"),
+    (["serve", "--host", "127.0.0.1", "--port", "0", "--max-modle-len", "5"], "--max-model-len"),
+    (["serve", "a", "--model", "b"], "two models"),
+    (["run", "/no/such/model", "hello"], "/no/such/model"),
+    (["chat", "--url", "http://127.0.0.1:1"], "127.0.0.1:1"),
+])
+def test_start_04_mistakes_end_with_one_clear_line(arguments: list[str], words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "octavo", *arguments], text=True, capture_output=True, timeout=60)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().split("\n")[-1]
+    assert "error: " in last and words in last
 
 
 def httpx_refuses(url: str) -> bool:
