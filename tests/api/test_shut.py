@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import psutil
@@ -23,20 +23,22 @@ from octavo.api.serve import Parts, serve
 from octavo.api.settings import ServerSettings
 from octavo.client import Process
 from octavo.config import EngineConfig
-from tests.api.harness import tiny_text
+from tests.api.harness import ScriptEngine, parts_of, tiny_text
 config = EngineConfig(model="tiny", host="127.0.0.1", port=int(sys.argv[1]), shutdown_timeout=float(sys.argv[2]),
                       uvicorn_log_level="error")
-parts = Parts(lambda config: Process(config, "tests.api.harness:build_slow"), tiny_text)
+parts = parts_of(ScriptEngine(pause=0.01))
+if sys.argv[3] == "apart":
+    parts = Parts(lambda config: Process(config, "tests.api.harness:build_slow"), tiny_text)
 sys.exit(serve(config, ServerSettings(), parts))
 """
 
 
-@contextmanager
-def server(timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process that takes 10 ms per token, and its URL."""
+@contextlib.contextmanager
+def server(timeout: float, engine: str = "here") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process that takes 10 ms per token, and its URL; its engine is "here" or in a process "apart"."""
     with bind("127.0.0.1", 0) as found:
         port = found.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(timeout)], text=True,
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(timeout), engine], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     url = f"http://127.0.0.1:{port}"
 
@@ -69,7 +71,8 @@ class Asker(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response:
+        with contextlib.suppress(httpx.TransportError), httpx.stream(
+                "POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response:
             self.status = response.status_code
             self.started.set()
             self.text = response.read().decode()
@@ -88,7 +91,7 @@ def test_start_01_a_taken_port_is_found_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(CannotServe, match=f"port {port}.*--port"):
             bind("127.0.0.1", port)
-        done = subprocess.run([sys.executable, "-c", SERVER, str(port), "0"], text=True, capture_output=True,
+        done = subprocess.run([sys.executable, "-c", SERVER, str(port), "0", "here"], text=True, capture_output=True,
                               timeout=30)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and str(port) in done.stderr
@@ -138,7 +141,7 @@ def engine_of(process: subprocess.Popen[str]) -> psutil.Process:
 
 
 def test_shut_03_a_dead_engine_ends_streams_and_server() -> None:
-    with server(30) as (process, url):
+    with server(30, "apart") as (process, url):
         askers = begin(url, 480)
         engine_of(process).kill()
         for asker in askers:
@@ -151,12 +154,12 @@ def test_shut_03_a_dead_engine_ends_streams_and_server() -> None:
 
 
 def test_shut_03_no_engine_outlives_its_server() -> None:
-    with server(0) as (process, url):
+    with server(0, "apart") as (process, url):
         engine = engine_of(process)
         begin(url, 480)
         process.kill()
         engine.wait(10)
-    with server(0) as (process, _):
+    with server(0, "apart") as (process, _):
         engine = engine_of(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
