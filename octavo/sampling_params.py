@@ -163,8 +163,11 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt; the prefix cache is then not read."""
     prompt_logprob_token_ids: list[list[int]] | None = None
+    """Per prompt token the ids whose logprobs to report in place of the most probable ones; -1 pads a row."""
     prompt_logprob_start: int | None = None
+    """First prompt token to score; those before it have None."""
     logprob_token_ids: list[int] | None = None
+    """Ids whose logprobs to report with each token, in place of the most probable ones."""
     flat_logprobs: bool = False
     """A memory layout of vLLM's; outputs read the same with and without."""
     detokenize: bool = True
@@ -223,7 +226,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
         """
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(self, name)
-            if asked is None or max_logprobs == -1:
+            if asked is None or max_logprobs == -1 or (name == "logprobs" and self.logprob_token_ids):
                 continue
             count = vocab_size if asked == -1 else asked
             if count > max_logprobs:
@@ -231,8 +234,13 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
                 raise ParameterError(
                     f"Requested {kind} logprobs of {count}, which is greater than max allowed: {max_logprobs}. "
                     "Ask for fewer, or start with a larger --max-logprobs.", name, asked)
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            outside = [token for token in getattr(self, name) or () if not 0 <= token < vocab_size]
+        asked_of_prompt = [id for row in self.prompt_logprob_token_ids or () for id in row]
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids),
+            ("logit_bias", self.logit_bias), ("logprob_token_ids", self.logprob_token_ids),
+            ("prompt_logprob_token_ids", asked_of_prompt),
+        ):
+            outside = [token for token in ids or () if not 0 <= token < vocab_size]
             if outside:
                 raise ParameterError(f"token_id(s) {outside[:8]} in {name} are out of vocabulary: ids are 0 to "
                                      f"{vocab_size - 1}.", name, outside)
@@ -321,8 +329,6 @@ def _check_logprobs(p: SamplingParams) -> None:
         value = getattr(p, name)
         if value is not None and value != -1:
             _whole(name, value, least=0, note=" or -1 for the whole vocabulary")
-    if p.prompt_logprobs is not None and p.skip_reading_prefix_cache is None:
-        p.skip_reading_prefix_cache = True
     if p.logprob_token_ids is not None:
         p.logprob_token_ids = _ids("logprob_token_ids", p.logprob_token_ids)
         if len(p.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
@@ -331,6 +337,20 @@ def _check_logprobs(p: SamplingParams) -> None:
         if p.logprobs is not None and p.logprobs != len(p.logprob_token_ids):
             raise ParameterError(f"logprobs must be the number of logprob_token_ids ({len(p.logprob_token_ids)}) "
                                  f"when both are given, got {p.logprobs}.", "logprobs", p.logprobs)
+        p.logprobs = len(p.logprob_token_ids)
+    if p.prompt_logprob_start is not None:
+        _whole("prompt_logprob_start", p.prompt_logprob_start, least=0)
+    if p.prompt_logprob_token_ids is not None:
+        if not isinstance(p.prompt_logprob_token_ids, (list, tuple)):
+            raise ParameterError("prompt_logprob_token_ids must be a list of lists of token ids, one per prompt token, "
+                                 f"got {p.prompt_logprob_token_ids!r}.", "prompt_logprob_token_ids")
+        p.prompt_logprob_token_ids = [
+            [id for id in _ids("prompt_logprob_token_ids", row) if id != -1]
+            for row in p.prompt_logprob_token_ids
+        ]
+        p.prompt_logprobs = p.prompt_logprobs or 0
+    if p.prompt_logprobs is not None and p.skip_reading_prefix_cache is None:
+        p.skip_reading_prefix_cache = True
 
 
 def _check_strings(p: SamplingParams) -> None:
@@ -382,9 +402,8 @@ def _refuse_unbuilt(p: SamplingParams) -> None:
                                  f"{p.thinking_token_budget}.", "thinking_token_budget", p.thinking_token_budget)
         if p.thinking_token_budget >= 0:
             raise _unbuilt("thinking_token_budget", "thinking budgets")
-    for name in ("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start", "extra_args"):
-        if getattr(p, name):
-            raise _unbuilt(name, name)
+    if p.extra_args:
+        raise _unbuilt("extra_args", "extra_args")
     if p.repetition_detection is not None and not isinstance(p.repetition_detection, RepetitionDetectionParams):
         raise ParameterError("repetition_detection must be a RepetitionDetectionParams, got "
                              f"{p.repetition_detection!r}.", "repetition_detection", p.repetition_detection)

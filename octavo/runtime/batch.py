@@ -49,12 +49,12 @@ class BatchTables:
         )
 
 
-def head_rows(w: Work, first: int, prompt: Sequence[int], prompt_start: int) -> list[Row]:
-    """The rows of one Work whose tokens begin at index `first` of the batch: prompt tokens to score (from position
-    `prompt_start` on), then one row per draft and one for the token after them."""
+def head_rows(w: Work, first: int, prompt: Sequence[int]) -> list[Row]:
+    """The rows of one Work whose tokens begin at index `first` of the batch: prompt tokens to score, then one row per
+    draft and one for the token after them."""
     rows: list[Row] = []
     if w.prompt_logprobs:
-        for p in range(max(w.start, prompt_start - 1), min(w.start + w.n, len(prompt) - 1)):
+        for p in range(w.start, min(w.start + w.n, len(prompt) - 1)):
             rows.append(Row(first + p - w.start, w.slot, p + 1, prompt[p + 1]))
     if w.sample:
         guesses = w.tokens[len(w.tokens) - w.drafts :] if w.drafts else ()

@@ -63,8 +63,7 @@ class Runner:
             if w.sample and not w.drafts and not w.prompt_logprobs:      # nearly every row of nearly every step
                 rows.append(Row(first + w.n - 1, w.slot, w.start + w.n))
             elif w.sample or w.prompt_logprobs:
-                request = self.requests[w.slot]
-                rows += head_rows(w, first, request.prompt, request.sampling.prompt_logprob_start or 0)
+                rows += head_rows(w, first, self.requests[w.slot].prompt)
             draws = len(rows) - (w.drafts + 1 if w.sample else 0)
             spans.append((begin, draws, len(rows)))
             first += w.n
@@ -93,7 +92,7 @@ class Runner:
     def _logprobs(self, r: int, row: Row, drawn: Drawn, sampling: Sampling, token: int) -> TokenLogprobs:
         count = int(self.sampler.logprobs[row.slot] if row.target < 0 else self.sampler.prompt_logprobs[row.slot])
         top = zip(drawn.top_ids[r, :count].tolist(), drawn.top_logprobs[r, :count].tolist(), strict=True)
-        report = self.sampler.report.get(row.slot) if row.target < 0 else None
+        report = self.sampler.reported(row)
         if report is not None:
             begin, end = sampling.report_ptr[r], sampling.report_ptr[r + 1]
             top = zip(report.tolist(), drawn.report_logprobs[begin:end].tolist(), strict=True)

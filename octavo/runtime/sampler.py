@@ -110,6 +110,9 @@ class SamplerRows:
         self.last = np.zeros(slots, np.int32)
         """Last known token of each slot: the input of a decode whose token the host has not seen yet."""
         self.report: dict[int, I32] = {}
+        """Ids to report with every token drawn."""
+        self.prompt_report: dict[int, list[I32]] = {}
+        """Per prompt token the ids to report with its score."""
         self.edits: dict[int, _Edits] = {}
 
     def enter(self, e: Enter, vocab: int) -> None:
@@ -131,19 +134,27 @@ class SamplerRows:
         if edits or _penalizes(p):
             self.edits[i] = _Edits(e.request, e.tokens)
         self.report.pop(i, None)
+        self.prompt_report.pop(i, None)
         if p.logprob_token_ids:
             self.report[i] = np.asarray(p.logprob_token_ids, np.int32)
-            self.logprobs[i] = max(self.logprobs[i], 0)
+        if p.prompt_logprob_token_ids:
+            self.prompt_report[i] = [np.asarray(ids, np.int32) for ids in p.prompt_logprob_token_ids]
+
+    def reported(self, row: Row) -> I32 | None:
+        """Ids whose logprobs `row` reports in place of the most probable ones; None: the most probable ones."""
+        if row.target < 0:
+            return self.report.get(row.slot)
+        rows = self.prompt_report.get(row.slot)
+        return None if rows is None else rows[row.position] if row.position < len(rows) else NO_IDS
 
     def gather(self, rows: Sequence[Row]) -> Sampling:
         slots = np.fromiter((r.slot for r in rows), np.int64, len(rows))
         target = np.fromiter((r.target for r in rows), np.int32, len(rows))
         draws = target < 0
         edits = _EditArrays(len(rows))
-        if self.edits or self.report:
+        if self.edits or self.report or self.prompt_report:
             for index, row in enumerate(rows):
-                if row.target < 0:
-                    edits.add(index, row, self.edits.get(row.slot), self.report.get(row.slot))
+                edits.add(index, row, self.edits.get(row.slot) if row.target < 0 else None, self.reported(row))
         return Sampling(
             temperature=np.where(draws, self.temperature[slots], np.float32(0)),
             top_k=self.top_k[slots],

@@ -35,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "resolve": SHARED | {"config", "models", "contract"},
     "api": SHARED | {"text", "client", "config", "outputs", "info", "unbuilt", "build"},
     "entrypoints": {"api"},
-    "llm": SHARED | {"build", "config", "outputs", "info", "text", "client", "engine"},
+    "offline": SHARED | {"text", "outputs", "wire"},
+    "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
     "process": SHARED | {"build", "wire", "config", "info", "engine"},
 }
 BUILD_MAY_BE_IMPORTED_BY = {"llm", "process", "api/cli.py", "api/serve.py", "api/run.py", "api/terminal.py"}

@@ -169,3 +169,28 @@ def test_logp_11_prompt_logprobs_chunked_equal_whole(llama: Path) -> None:
     assert len(out[0]) == 100 and out[0][0] is None and None not in out[0][1:]
     assert [entry.token for entry in out[0][1:]] == prompt[1:]
     assert all(len(entry.top) == 1 and entry.top[0][1] >= entry.logprob for entry in out[0][1:])
+
+
+def test_ids_asked_of_the_prompt_and_a_later_start(llama: Path) -> None:
+    prompt = ids(1, 6)
+    rig = Rig(llama)
+    plain = rig.generate([request("a", prompt, max_tokens=1, prompt_logprobs=199)], )[("a", 0)][0].prompt_logprobs
+    every = [dict(entry.top) for entry in plain[1:]]
+    asked = request("b", prompt, max_tokens=1, prompt_logprob_token_ids=[[], [4, 9], [7, -1], [], [1]],
+                    prompt_logprob_start=2)
+    got = rig.generate([asked])[("b", 0)][0].prompt_logprobs
+    rig.close()
+    assert got[:2] == [None, None]
+    assert [entry.token for entry in got[2:]] == prompt[2:]
+    assert [entry.top for entry in got[2:]] == [((7, every[1][7]),), (), ((1, every[3][1]),), ()]
+
+
+def test_ids_asked_of_the_output_equal_the_full_distribution(llama: Path) -> None:
+    rig = Rig(llama)
+    full = rig.generate([request("a", ids(1, 6), max_tokens=3, logprobs=199)])[("a", 0)]
+    some = rig.generate([request("b", ids(1, 6), max_tokens=3, logprob_token_ids=[8, 150])])[("b", 0)]
+    rig.close()
+    assert len(full) == len(some) == 3
+    for a, b in zip(full, some, strict=True):
+        every = dict(a.logprobs[0].top)
+        assert b.logprobs[0].top == ((8, every[8]), (150, every[150]))
