@@ -111,19 +111,20 @@ def defaults_of(info: ModelInfo) -> dict[str, Any]:
 
 
 async def make_job(call: Call, index: int, prompt: str | Sequence[int], sampling: SamplingParams, *,
-                   add_special_tokens: bool, cut_max_tokens: bool) -> Job:
+                   add_special_tokens: bool, cut_max_tokens: bool, size: int) -> Job:
     """What runs prompt number `index` of the call.
 
     Args:
         add_special_tokens: whether text gets BOS and EOS where the model wants them.
         cut_max_tokens: lower `max_tokens` to what fits; for one that nobody asked for.
+        size: characters or tokens of the whole call, to tell whether this takes long.
 
     Raises:
         ParameterError: an empty prompt, an id outside the vocabulary, too many tokens.
     """
     body, factory = call.body, call.front.factory
     request = await beside(
-        len(prompt), factory.make, call.internal_id(index), prompt, sampling, add_special_tokens=add_special_tokens,
+        size, factory.make, call.internal_id(index), prompt, sampling, add_special_tokens=add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens, cut_max_tokens=cut_max_tokens,
         arrival=call.service.next_serial(), priority=body.priority or 0, salt=body.cache_salt or "",
     )

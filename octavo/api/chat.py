@@ -68,7 +68,8 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling)
     ids = await encode_chat(call.front, call.service.settings, body, messages)
-    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked)
+    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked,
+                         size=len(ids))
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
     return _Plan(call, body, job, role, echo)

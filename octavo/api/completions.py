@@ -28,6 +28,7 @@ from octavo.api.errors import bad_request
 from octavo.api.frontend import service_of
 from octavo.api.generation import Job, News
 from octavo.api.logprobs import CompletionLogprobs
+from octavo.api.prompts import beside
 from octavo.api.schemas import CompletionBody
 from octavo.types import TokenLogprobs
 
@@ -93,7 +94,9 @@ def _are_ids(items: list[Any]) -> bool:
 
 
 async def _plan(call: Call, body: CompletionBody) -> _Plan:
-    prompts = prompts_of(body.prompt)
+    given = len(body.prompt) if isinstance(body.prompt, list) else 0
+    prompts = await beside(given, prompts_of, body.prompt)
+    size = sum(map(len, prompts))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     nothing_new = max_tokens == 0
     if nothing_new and not body.echo:
@@ -108,7 +111,7 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
     jobs, echoes = [], []
     for index, prompt in enumerate(prompts):
         job = await make_job(call, index, prompt, sampling, add_special_tokens=body.add_special_tokens is not False,
-                             cut_max_tokens=body.max_tokens is None)
+                             cut_max_tokens=body.max_tokens is None, size=size)
         if nothing_new:
             job = job._replace(request=msgspec.structs.replace(job.request, max_tokens=0))
         jobs.append(job)

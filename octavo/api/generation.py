@@ -87,6 +87,7 @@ class Generation:
             while self._open:
                 index, item = await self._queue.get()
                 if isinstance(item, Exception):
+                    self._close_all(index, "error")
                     raise item
                 if item is None:
                     self._all_ended(index)
@@ -143,8 +144,15 @@ class Generation:
         self._metrics.finished(reason, time.monotonic() - self._started, state.last - state.first,
                                len(self._jobs[index].request.prompt), state.tokens)
 
+    def _close_all(self, index: int, reason: str) -> None:
+        for owner, choice in list(self._open):
+            if owner == index:
+                self._close(index, choice, reason)
+
     def _all_ended(self, index: int) -> None:
+        """The engine has nothing more to say of a prompt: every choice must have had its end."""
         if any(owner == index for owner, _ in self._open):
+            self._close_all(index, "error")
             raise internal()
 
 

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from octavo.api.errors import bad_request, not_built
 
+MAX_STOP_STRINGS = 64
+"""Each one is looked for after every token."""
+
 _WITHOUT_EFFECT = frozenset({
     "include_reasoning", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
     "prompt_cache_retention", "safety_identifier", "service_tier", "session_id", "store", "user", "verbosity",
@@ -111,6 +114,8 @@ class GenerationBody(Body):
                 raise bad_request(f"response_format.type must be text, json_object or json_schema, got {kind!r}.",
                                   "response_format")
             raise not_built("response_format", "Constrained (structured) output")
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
+            raise bad_request(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", "stop")
         for field, what in _NOT_BUILT.items():
             if given.get(field):
                 raise not_built(field, what)

@@ -162,6 +162,7 @@ class Server:
             if not loading.done():
                 loading.cancel()
                 await asyncio.gather(loading, return_exceptions=True)
+                _check(serving)
                 return
             self._on_ready(loading.result())
             await self._watch(engine, stopped, serving)
@@ -189,9 +190,7 @@ class Server:
             state, reason = engine.status
             if state == "dead":
                 raise CannotServe(f"the engine has stopped: {reason}")
-            if serving.done():
-                serving.result()
-                raise CannotServe("the HTTP server has stopped.")
+            _check(serving)
 
     async def _drain(self, engine: AsyncEngine, serving: asyncio.Task[None]) -> None:
         """Let running requests finish for `shutdown_timeout` seconds, end the rest, and the engine."""
@@ -217,6 +216,13 @@ def serve(config: EngineConfig, settings: ServerSettings, parts: Parts) -> int:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check(serving: asyncio.Task[None]) -> None:
+    """Raises CannotServe if the HTTP server has ended, which it does not do by itself."""
+    if serving.done():
+        error = serving.exception()
+        raise CannotServe(f"the HTTP server cannot go on: {error}" if error else "the HTTP server has stopped.")
 
 
 async def _until_signal(config: EngineConfig, settings: ServerSettings, listening: socket.socket, parts: Parts) -> None:

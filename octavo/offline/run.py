@@ -50,9 +50,11 @@ class Job:
         piece = self.builder.push(delta)
         self.output.num_cached_tokens = max(self.output.num_cached_tokens or 0, piece.cached)
         top = self.request.sampling.prompt_logprobs
+        asked = bool(self.request.sampling.prompt_logprob_token_ids)
         if piece.prompt_logprobs is not None and top is not None:
             self.output.prompt_logprobs = [
-                None if entry is None else as_dict(entry, top, self.token_text) for entry in piece.prompt_logprobs]
+                None if entry is None else as_dict(entry, top, self.token_text, asked)
+                for entry in piece.prompt_logprobs]
         if piece.finish_reason == "error":
             logger.error("request %s failed: %s", self.request.id, piece.error)
             self.output.error = piece.error
@@ -70,7 +72,8 @@ class Job:
         choice.token_ids += piece.token_ids
         if choice.logprobs is not None and piece.logprobs:
             top = self.request.sampling.logprobs or 0
-            choice.logprobs += [as_dict(entry, top, self.token_text) for entry in piece.logprobs]
+            asked = bool(self.request.sampling.logprob_token_ids)
+            choice.logprobs += [as_dict(entry, top, self.token_text, asked) for entry in piece.logprobs]
             choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + sum(e.logprob for e in piece.logprobs)
 
     def _tick(self, tokens: int) -> None:
@@ -86,10 +89,12 @@ class Job:
         times.num_generation_tokens += tokens
 
 
-def as_dict(entry: TokenLogprobs, top: int, token_text: TokenText) -> TokenLogprobDict:
-    """vLLM's form: the token itself and the `top` most probable ones (-1: all that came), by id."""
-    found = {token: Logprob(logprob, rank, token_text(token))
-             for rank, (token, logprob) in enumerate(entry.top if top < 0 else entry.top[:top], 1)}
+def as_dict(entry: TokenLogprobs, top: int, token_text: TokenText, asked: bool = False) -> TokenLogprobDict:
+    """vLLM's form: the token itself and the `top` most probable ones (-1: all that came), by id. With `asked` the
+    others are ids that the caller named: all of them, without rank."""
+    others = entry.top if top < 0 or asked else entry.top[:top]
+    found = {token: Logprob(logprob, None if asked else rank, token_text(token))
+             for rank, (token, logprob) in enumerate(others, 1)}
     own = Logprob(entry.logprob, entry.rank, token_text(entry.token))
     return {entry.token: own, **{token: item for token, item in found.items() if token != entry.token}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -14,8 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from octavo.api.serve import CannotServe, bind
-from tests.api.harness import GREEDY, until
+from octavo.api.serve import CannotServe, Server, bind
+from octavo.api.settings import ServerSettings
+from octavo.config import EngineConfig
+from tests.api.harness import GREEDY, ScriptEngine, parts_of, until
 
 SERVER = """
 import sys
@@ -95,6 +98,18 @@ def test_start_01_a_taken_port_is_found_before_anything_is_loaded() -> None:
                               timeout=30)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and str(port) in done.stderr
+
+
+def test_start_tls_files_that_are_not_there() -> None:
+    parts = parts_of(ScriptEngine(), threading.Event())  # a model that never gets ready
+
+    async def run() -> None:
+        config = EngineConfig(model="tiny", ssl_keyfile="/no/key", ssl_certfile="/no/cert")
+        with bind("127.0.0.1", 0) as listening:
+            await Server(config, ServerSettings(), listening, parts, lambda info: None).run()
+
+    with pytest.raises(CannotServe, match="HTTP server cannot"):
+        asyncio.run(run())
 
 
 def test_start_an_address_that_is_not_here() -> None:

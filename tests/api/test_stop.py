@@ -50,6 +50,10 @@ def test_stop_04_no_stop_strings_are_as_none(api: Api, stop: object) -> None:
     assert message(api, BOTH[0], max_tokens=200, stop=stop) == (SAID, "stop", None)
 
 
+def test_stop_04_there_is_a_limit_to_stop_strings(api: Api) -> None:
+    assert api.completion(stop=["x"] * 65).json()["error"]["param"] == "stop"
+
+
 def test_stop_05_stop_string_in_output(api: Api) -> None:
     found = message(api, BOTH[0], max_tokens=200, stop=["gam"], include_stop_str_in_output=True)
     assert found == (SAID[: SAID.index("gam") + 3], "stop", "gam")
