@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from octavo.engine.memory import KVMemory
 from octavo.engine.sequence import Sequence
+from octavo.types import Request
 
 RETRY_STEPS = 8
 """A sequence that did not fit is looked at again after this many steps even if no memory was freed: others that it
@@ -89,3 +90,40 @@ class Reserve:
     def _expected(self, seq: Sequence) -> int:
         known = len(seq.tokens)
         return known + int(self.ratio * (seq.goal - known))
+
+
+class Bounds:
+    """What a request may be at most; what is more could never run, and is refused when it comes.
+
+    `max_model_len` bounds prompt and output tokens together, `max_step_tokens` a prompt where `chunking` is off.
+    """
+
+    def __init__(self, memory: KVMemory, max_model_len: int, max_step_tokens: int, chunking: bool) -> None:
+        self.memory = memory
+        self.max_model_len = max_model_len
+        self.max_step_tokens = max_step_tokens
+        self.chunking = chunking
+
+    def check(self, request: Request) -> None:
+        """Raises ValueError, with a sentence for the caller, if the request can never run."""
+        length = len(request.prompt)
+        if not length:
+            raise ValueError("The prompt is empty. Give at least one token.")
+        if request.n < 1:
+            raise ValueError(f"n must be at least 1, got {request.n}.")
+        if length + (request.max_tokens > 0) > self.max_model_len:
+            raise ValueError(
+                f"The prompt has {length} tokens, which leaves no room to answer: the model takes "
+                f"{self.max_model_len} tokens, prompt and output together. Shorten the prompt."
+            )
+        if not self.chunking and length > self.max_step_tokens:
+            raise ValueError(
+                f"The prompt has {length} tokens, but a step takes at most {self.max_step_tokens} "
+                "(max_num_batched_tokens) and chunked prefill is off. Shorten the prompt, raise "
+                "max_num_batched_tokens or turn chunked prefill on."
+            )
+        # The last token drawn is never computed.
+        most = min(length + request.max_tokens, self.max_model_len) - (request.max_tokens > 0)
+        refusal = self.memory.refusal(most, 1 if self.chunking else length)
+        if refusal:
+            raise ValueError(refusal)

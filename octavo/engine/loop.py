@@ -89,10 +89,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot: gauges of this moment, totals since the start."""
-        scheduler, memory = self.scheduler, self.scheduler.memory
+        scheduler, roster, memory = self.scheduler, self.scheduler.roster, self.scheduler.memory
         stats = msgspec.structs.replace(scheduler.stats, finished=dict(scheduler.stats.finished))
-        stats.running = len(scheduler.running)
-        stats.waiting = sum(len(family.live) for family in scheduler.families.values()) - stats.running
+        stats.running = len(roster.running)
+        stats.waiting = sum(len(family.live) for family in roster.families.values()) - stats.running
         stats.blocks_total, stats.blocks_used = memory.total, memory.used
         stats.kv_slots_allocated, stats.kv_slots_filled = memory.used * memory.size, memory.filled
         stats.extra = {"computed_tokens": scheduler.computed_tokens}

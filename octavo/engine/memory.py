@@ -25,6 +25,9 @@ class KVMemory:
         self.reaches: list[Reach] = [
             SlidingWindow(size, group.window) if group.window else FullAttention(size) for group in groups
         ]
+        self.step = 0
+        """Number of the newest plan: what is published now waits on its success."""
+        self._windowed = any(reach.bounded for reach in self.reaches)
         self._published: deque[tuple[int, BlockPool, int, Sequence]] = deque()
         """(step, pool, block, who) of what steps not yet committed publish, oldest first."""
 
@@ -45,13 +48,13 @@ class KVMemory:
         return None
 
     # -- one sequence -------------------------------------------------------------------------------------------
-    def attach(self, seq: Sequence, limit: int, step: int, copy: bool) -> tuple[list[tuple[int, int, int]], list[Held]]:
+    def attach(self, seq: Sequence, limit: int, copy: bool) -> tuple[list[tuple[int, int, int]], list[Held]]:
         """Give a sequence without blocks the longest cached prefix of at most `limit` tokens; `computed` becomes its
         length. Returns the (group, source, destination) copies to make and the references that keep the sources
         until the step is committed. With `copy` False only full blocks are used."""
         size = self.size
         seq.hash_blocks(len(seq.tokens) // size, size)
-        hit = match(seq.tables, seq.family.root, seq.hashes, seq.tokens, limit, step)
+        hit = match(seq.tables, seq.family.root, seq.hashes, seq.tokens, limit, self.step)
         for table, blocks in zip(seq.tables, hit.blocks, strict=True):
             table.share(blocks)
         full = len(hit.blocks[0])
@@ -74,19 +77,27 @@ class KVMemory:
 
     def room(self, seq: Sequence, n: int) -> int:
         """How many of the next `n` tokens its blocks and the free ones can take."""
+        have = len(seq.tables[0].blocks)
+        if seq.computed + n <= have * self.size:
+            return n
         free = min(pool.free for pool in self.pools)
-        return min(n, (len(seq.tables[0].blocks) + free) * self.size - seq.computed)
+        return min(n, (have + free) * self.size - seq.computed)
 
     def grow(self, seq: Sequence, n: int) -> None:
         """Make place for the next `n` tokens, which `room` has allowed, and count them as filled."""
         size = self.size
         start, end = seq.computed, seq.computed + n
+        index, offset = divmod(start, size)
+        if n == 1 and offset:  # most sequences in most steps
+            for table in seq.tables:
+                table.pool.fill(table.blocks[index], offset + 1)
+            return
         for table in seq.tables:
             more = -(-end // size) - len(table.blocks)
             if more > 0:
                 table.grow(more)
             pool, blocks = table.pool, table.blocks
-            for i in range(start // size, (end - 1) // size + 1):
+            for i in range(index, (end - 1) // size + 1):
                 pool.fill(blocks[i], min(end - i * size, size))
 
     def retract(self, seq: Sequence, n: int) -> None:
@@ -100,6 +111,8 @@ class KVMemory:
 
     def slide(self, seq: Sequence) -> None:
         """Give back the blocks behind the windows of a sequence that goes on at `computed`."""
+        if not self._windowed:
+            return
         for table in seq.tables:
             if table.reach.bounded:
                 table.slide(seq.computed)
@@ -115,30 +128,30 @@ class KVMemory:
             pool.drop(block)
 
     # -- the prefix cache ---------------------------------------------------------------------------------------
-    def publish(self, seq: Sequence, step: int, tail: bool = False) -> None:
+    def publish(self, seq: Sequence, tail: bool = False) -> None:
         """Offer the blocks that known, planned tokens have filled since the last call; with `tail` also the block
-        they fill in part. `step` is the number of the newest plan: what is published waits on it."""
+        they fill in part."""
         size = self.size
-        known = min(seq.computed, len(seq.tokens))
+        known = len(seq.tokens) if seq.computed > len(seq.tokens) else seq.computed
         full = known // size
         if full > seq.published:
             seq.hash_blocks(full, size)
             for i in range(seq.published, full):
                 parent = seq.hashes[i - 1] if i else seq.family.root
-                self._offer(seq, i, seq.hashes[i], parent, tuple(seq.tokens[i * size : (i + 1) * size]), step)
+                self._offer(seq, i, seq.hashes[i], parent, tuple(seq.tokens[i * size : (i + 1) * size]))
             seq.published = full
         if tail and known > full * size:
             parent = seq.hashes[full - 1] if full else seq.family.root
-            self._offer(seq, full, None, parent, tuple(seq.tokens[full * size : known]), step)
+            self._offer(seq, full, None, parent, tuple(seq.tokens[full * size : known]))
 
     def _offer(
-        self, seq: Sequence, index: int, digest: bytes | None, parent: bytes, tokens: tuple[int, ...], step: int,
+        self, seq: Sequence, index: int, digest: bytes | None, parent: bytes, tokens: tuple[int, ...],
     ) -> None:
         for table in seq.tables:
             block = table.blocks[index]
             if block >= 0:
-                table.pool.publish(block, digest, parent, tokens, step)
-                self._published.append((step, table.pool, block, seq))
+                table.pool.publish(block, digest, parent, tokens, self.step)
+                self._published.append((self.step, table.pool, block, seq))
 
     def settle(self, step: int) -> None:
         """Step `step` is committed: what it published stays."""

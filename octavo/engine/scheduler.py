@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from octavo.engine.admission import RETRY_STEPS, Reserve, WaitingQueue
+from octavo.engine.admission import RETRY_STEPS, Bounds, Reserve
 from octavo.engine.commit import Ledger, receive
 from octavo.engine.limits import END, Limit, Suspects
 from octavo.engine.memory import Held, KVMemory
+from octavo.engine.roster import Roster
 from octavo.engine.sequence import Family, Place, Sequence, chain_root, ending
-from octavo.types import Delta, EngineStats, Enter, FinishReason, Request, Sampled, StepPlan, StepResult, Work
+from octavo.types import Delta, EngineStats, Enter, Request, Sampled, StepPlan, StepResult, Work
 
 PATIENCE = 64
 """Steps for which younger sequences may pass a waiting one that a limit refuses; then they wait for it."""
@@ -59,8 +60,9 @@ class Scheduler:
         self.memory = memory
         self.suspects = Suspects()
         self.limits: list[Limit] = [self.suspects, *limits]
-        self.max_model_len = max_model_len
-        self.max_step_tokens = max_step_tokens
+        self._clips = [limit.clip for limit in self.limits]
+        self._takes = [limit.take for limit in self.limits]
+        self.bounds = Bounds(memory, max_model_len, max_step_tokens, chunking)
         self.caching = caching
         self.chunking = chunking
         self.by_priority = by_priority
@@ -69,28 +71,25 @@ class Scheduler:
         self.stats = EngineStats()
         self.computed_tokens = 0
         self.ledger = Ledger(epoch)
-        self.families: dict[str, Family] = {}
-        self.waiting = WaitingQueue()
-        self.running: dict[Sequence, None] = {}
+        self.roster = Roster(memory, self.reserve, self.suspects, self.stats, slots)
         self.flights: deque[Flight] = deque()
         self._forking: list[Family] = []
-        self._free_slots = list(range(slots - 1, -1, -1))
-        self._leave: list[int] = []
         self._serial = 0
-        self._number = 0
 
     # -- coming and going ---------------------------------------------------------------------------------------
     @property
     def idle(self) -> bool:
-        return not self.families and not self.ledger.deltas
+        return not self.roster.families and not self.ledger.deltas
 
     def add(self, request: Request) -> None:
         """Take a request. Raises ValueError if it can never run, or if its id is in use."""
-        self._check(request)
+        if request.id in self.roster.families:
+            raise ValueError(f"A request with id {request.id!r} is still running. Use another id, or wait for its end.")
+        self.bounds.check(request)
         self._serial += 1
         private = None if self.caching else self._serial
         family = Family(request, chain_root(request.adapter, request.salt, private))
-        limit = min(request.max_tokens, self.max_model_len - len(request.prompt))
+        limit = min(request.max_tokens, self.bounds.max_model_len - len(request.prompt))
         priority = request.priority if self.by_priority else 0
         for choice in range(request.n):
             resume = request.resume[choice] if choice < len(request.resume) else ()
@@ -102,47 +101,22 @@ class Scheduler:
             )
             family.live[choice] = seq
             family.held_back.append(seq)
-        self.families[request.id] = family
+        self.roster.families[request.id] = family
         self.stats.prompt_tokens += len(request.prompt)
         for seq in list(family.held_back):
             self._resume(seq)
         if family.held_back:
-            self._enqueue(family.held_back[0])
+            self.roster.enqueue(family.held_back[0])
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it. No-op if it is unknown or has ended."""
-        family = self.families.get(request_id)
+        family = self.roster.families.get(request_id)
         if family is None:
             return
         for seq in list(family.live.values()):
             if choice is None or seq.choice == choice:
                 self.ledger.note(seq, [], "abort")
-                self.end(seq, "abort")
-
-    def _check(self, request: Request) -> None:
-        length = len(request.prompt)
-        if request.id in self.families:
-            raise ValueError(f"A request with id {request.id!r} is still running. Use another id, or wait for its end.")
-        if not length:
-            raise ValueError("The prompt is empty. Give at least one token.")
-        if request.n < 1:
-            raise ValueError(f"n must be at least 1, got {request.n}.")
-        if length + (request.max_tokens > 0) > self.max_model_len:
-            raise ValueError(
-                f"The prompt has {length} tokens, which leaves no room to answer: the model takes "
-                f"{self.max_model_len} tokens, prompt and output together. Shorten the prompt."
-            )
-        if not self.chunking and length > self.max_step_tokens:
-            raise ValueError(
-                f"The prompt has {length} tokens, but a step takes at most {self.max_step_tokens} "
-                "(max_num_batched_tokens) and chunked prefill is off. Shorten the prompt, raise "
-                "max_num_batched_tokens or turn chunked prefill on."
-            )
-        # The last token drawn is never computed.
-        most = min(length + request.max_tokens, self.max_model_len) - (request.max_tokens > 0)
-        refusal = self.memory.refusal(most, 1 if self.chunking else length)
-        if refusal:
-            raise ValueError(refusal)
+                self.roster.end(seq, "abort")
 
     def _resume(self, seq: Sequence) -> None:
         """Take the output of an earlier life as known; it may have been the whole of it."""
@@ -151,91 +125,34 @@ class Scheduler:
             seq.tokens.append(token)
             if end := ending(seq, token):
                 self.ledger.note(seq, [], *end)
-                self.end(seq, end[0])
+                self.roster.end(seq, end[0])
                 return
-
-    def _enqueue(self, seq: Sequence) -> None:
-        seq.family.held_back.remove(seq)
-        seq.place = Place.WAITING
-        self.waiting.add(seq)
-
-    def end(self, seq: Sequence, reason: FinishReason, keep: bool = True) -> None:
-        """The sequence is over: its memory, slot and place go to others; its blocks stay cached if `keep`."""
-        family = seq.family
-        if seq.place is Place.RUNNING:
-            if keep:
-                self.memory.publish(seq, self._number, tail=True)
-            self._stop(seq)
-        elif seq.place is Place.WAITING:
-            self.waiting.remove(seq)
-        else:
-            family.held_back.remove(seq)
-        led = seq.place is not Place.HELD_BACK and not family.forking
-        seq.place = Place.GONE
-        self.suspects.clear(seq)
-        if reason in ("stop", "length", "repetition") and seq.goal > seq.prompt:
-            self.reserve.learn(seq.outputs / (seq.goal - seq.prompt))
-        del family.live[seq.choice]
-        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
-        if not family.live:
-            del self.families[seq.request.id]
-        elif led and family.held_back:
-            self._enqueue(family.held_back[0])
-
-    def _stop(self, seq: Sequence) -> None:
-        """Out of `running`, memory and slot; what it has planned is forgotten."""
-        del self.running[seq]
-        seq.farthest = max(seq.farthest, min(seq.computed, len(seq.tokens)))
-        self.memory.release(seq)
-        self._leave.append(seq.slot)
-        self._free_slots.append(seq.slot)
-        seq.slot = -1
-        seq.draft = []
-
-    def preempt(self, seq: Sequence) -> None:
-        """Back to the waiting ones, to be computed again later. A token in flight is still taken."""
-        self.memory.publish(seq, self._number, tail=True)
-        self._stop(seq)
-        seq.place = Place.WAITING
-        self.waiting.add(seq)
-        self.stats.preemptions += 1
-        self.reserve.tighten()
-
-    def roll_back(self, seq: Sequence) -> None:
-        """Forget all planned work: the sequence starts again from its known tokens."""
-        seq.attempt += 1
-        seq.pending = 0
-        seq.verifying = False
-        if seq.place is Place.RUNNING:
-            self._stop(seq)
-            seq.place = Place.WAITING
-            self.waiting.add(seq)
 
     # -- planning -----------------------------------------------------------------------------------------------
     def plan(self) -> StepPlan:
         """The next step; empty if there is nothing to compute now."""
-        self._number += 1
+        self.memory.step += 1
         for limit in self.limits:
             limit.begin(len(self.flights))
         for family in self._forking:
             for seq in list(family.held_back):
-                self._enqueue(seq)
+                self.roster.enqueue(seq)
         self._forking = []
-        flight = Flight(self._number)
+        flight = Flight(self.memory.step)
         self._plan_running(flight)
-        if self.waiting and not flight.ended and not flight.preempted:
+        if self.roster.waiting and not flight.ended and not flight.preempted:
             self._plan_waiting(flight)
-        while not flight.work and not self.flights and self.waiting and self.running:
+        while not flight.work and not self.flights and self.roster.waiting and self.roster.running:
             # Nothing that runs may go on, and nothing in flight will change that: make room for one who may.
-            self.preempt(max(self.running, key=lambda seq: seq.order))
+            self.roster.preempt(max(self.roster.running, key=lambda seq: seq.order))
             self._plan_waiting(flight)
         if not flight.work:
-            self._number -= 1
+            self.memory.step -= 1
             return flight.plan
         if not flight.preempted:
             self.reserve.relax()
-        flight.plan = StepPlan(tuple(flight.work), tuple(flight.enter), tuple(self._leave))
-        self._leave = []
+        flight.plan = StepPlan(tuple(flight.work), tuple(flight.enter), tuple(self.roster.leave))
+        self.roster.leave = []
         self.flights.append(flight)
         return flight.plan
 
@@ -243,7 +160,7 @@ class Scheduler:
         """Those that need one token first, so that a budget never makes them wait for a prompt."""
         behind: list[tuple[Sequence, int]] = []
         served = 0
-        for seq in list(self.running):
+        for seq in list(self.roster.running):
             n = seq.todo
             if n - len(seq.draft) > 1:
                 behind.append((seq, n))
@@ -263,9 +180,9 @@ class Scheduler:
 
     def _rotate(self, served: int) -> None:
         """The step ended before all had a turn: next time those left out come first."""
-        for seq in list(self.running)[:served]:
-            del self.running[seq]
-            self.running[seq] = None
+        for seq in list(self.roster.running)[:served]:
+            del self.roster.running[seq]
+            self.roster.running[seq] = None
 
     def _serve(self, flight: Flight, seq: Sequence, n: int) -> None:
         """Plan up to `n` tokens of a running sequence; others may lose their memory for it."""
@@ -284,8 +201,8 @@ class Scheduler:
     def _clip(self, flight: Flight, seq: Sequence, n: int) -> int:
         """What the limits leave of `n`; 0 if nothing. Drafts go whole or not at all."""
         whole = n
-        for limit in self.limits:
-            n = limit.clip(seq, n)
+        for clip in self._clips:
+            n = clip(seq, n)
             if n <= 0:
                 flight.ended = flight.ended or n == END
                 return 0
@@ -298,7 +215,7 @@ class Scheduler:
         """Preempt the last in order that this step has not planned, if it comes after `seq`. While suspects run,
         those who may not run give way whatever their order."""
         planned = {other for other, _ in flight.entries}
-        others = [other for other in self.running if other not in planned and other is not seq]
+        others = [other for other in self.roster.running if other not in planned and other is not seq]
         if self.suspects.active:
             others = [other for other in others if not self.suspects.suspected(other)] or others
         if not others:
@@ -307,15 +224,15 @@ class Scheduler:
         bystander = self.suspects.active and not self.suspects.suspected(victim)
         if victim.order < seq.order and not bystander:
             return False
-        self.preempt(victim)
+        self.roster.preempt(victim)
         flight.preempted = True
         return True
 
     def _plan_waiting(self, flight: Flight) -> None:
         """Admit in order until one does not fit. Who is refused by a limit is passed over, but not for ever."""
         index = 0
-        while index < len(self.waiting) and self._free_slots and not flight.ended:
-            seq = self.waiting[index]
+        while index < len(self.roster.waiting) and self.roster.free_slots and not flight.ended:
+            seq = self.roster.waiting[index]
             if seq.in_flight:  # preempted with a token on its way
                 index += 1
                 continue
@@ -325,25 +242,25 @@ class Scheduler:
             if not admitted:
                 index += 1
                 if not self.suspects.active:
-                    seq.refused = seq.refused or self._number
-                    if self._number - seq.refused > PATIENCE:
+                    seq.refused = seq.refused or self.memory.step
+                    if self.memory.step - seq.refused > PATIENCE:
                         return
 
     def _admit(self, flight: Flight, seq: Sequence) -> bool | None:
         """Let a waiting sequence run. False: a limit refuses it. None: there is no room, so no other may pass it."""
         group, blocks, step = seq.retry
-        if self.running and self._number < step and self.memory.pools[group].free < blocks:
+        if self.roster.running and self.memory.step < step and self.memory.pools[group].free < blocks:
             return None
         if not self._clip(flight, seq, 1):  # the cache may leave as little as one token to compute
             return False
-        alone = not self.running and not self.flights
+        alone = not self.roster.running and not self.flights
         for copy in (True, False) if alone else (True,):
-            copies, held = self.memory.attach(seq, self._readable(seq), self._number, copy)
+            copies, held = self.memory.attach(seq, self._readable(seq), copy)
             todo = seq.todo
             n = self._clip(flight, seq, todo)
             least = 1 if self.chunking or seq.outputs else todo  # a prompt that may not be cut goes whole
             room = self.memory.room(seq, n) if n >= least else 0
-            short = self.reserve.shortage(seq, self.running) if room >= least else None
+            short = self.reserve.shortage(seq, self.roster.running) if room >= least else None
             if room >= least and short is None:
                 self._enter(flight, seq, held)
                 self._record(flight, seq, room, tuple(copies))
@@ -351,7 +268,7 @@ class Scheduler:
             self.memory.release(seq)
             self.memory.release_held(held)
             if short is not None:
-                seq.retry = (*short, self._number + RETRY_STEPS)
+                seq.retry = (*short, self.memory.step + RETRY_STEPS)
         return None
 
     def _readable(self, seq: Sequence) -> int:
@@ -363,11 +280,11 @@ class Scheduler:
         return limit if seq.request.read_prefix_cache or seq.family.forking else 0
 
     def _enter(self, flight: Flight, seq: Sequence, held: list[Held]) -> None:
-        self.waiting.remove(seq)
-        self.running[seq] = None
+        self.roster.waiting.remove(seq)
+        self.roster.running[seq] = None
         seq.place = Place.RUNNING
         seq.refused = 0
-        seq.slot = self._free_slots.pop()
+        seq.slot = self.roster.free_slots.pop()
         flight.enter.append(Enter(seq.slot, seq.request, seq.choice, tuple(seq.tokens)))
         flight.held += held
         if seq.family.cached is None:
@@ -379,8 +296,8 @@ class Scheduler:
 
     def _record(self, flight: Flight, seq: Sequence, n: int, copies: tuple[tuple[int, int, int], ...] = ()) -> None:
         """Write the Work for the next `n` tokens and move the sequence past them."""
-        for limit in self.limits:
-            limit.take(seq, n)
+        for take in self._takes:
+            take(seq, n)
         start, family = seq.computed, seq.family
         sample = n == seq.todo and len(seq.tokens) + seq.pending < seq.goal
         drafts = len(seq.draft)
@@ -402,7 +319,7 @@ class Scheduler:
         if start < seq.farthest:
             self.stats.recomputed_tokens += min(seq.computed, seq.farthest) - start
         prompt_done = start < seq.prompt <= seq.computed
-        self.memory.publish(seq, self._number, tail=prompt_done)
+        self.memory.publish(seq, tail=prompt_done)
         if prompt_done and not family.forking:
             family.forking = True
             self._forking.append(family)
@@ -447,9 +364,9 @@ class Scheduler:
         finish, reason = end or (None, None)
         self.ledger.note(seq, tokens, finish, reason, logprobs)
         if finish is not None:
-            self.end(seq, finish)
+            self.roster.end(seq, finish)
         elif seq.place is Place.RUNNING:
-            self.memory.publish(seq, self._number)
+            self.memory.publish(seq)
             if self.drafter is not None and not seq.pending:
                 seq.draft = self.drafter(seq)[: seq.goal - len(seq.tokens) - 1]
 
@@ -457,14 +374,14 @@ class Scheduler:
         """A row has failed: its choice ends, what it computed leaves the cache, and who reads that starts again."""
         tainted = self.memory.disown(seq)
         self.ledger.note(seq, [], "error", error=error)
-        self.end(seq, "error", keep=False)
-        for other in list(self.running):
+        self.roster.end(seq, "error", keep=False)
+        for other in list(self.roster.running):
             held = ((group, block) for group, table in enumerate(other.tables) for block in table.blocks)
             if not tainted.isdisjoint(held):
-                self.roll_back(other)
-        for other in list(self.waiting):
+                self.roster.roll_back(other)
+        for other in list(self.roster.waiting):
             if other.in_flight:  # preempted: it may have read them
-                self.roll_back(other)
+                self.roster.roll_back(other)
 
     def fail(self, error: Exception) -> list[Delta]:
         """The oldest plan in flight has raised `error`: all plans in flight count for nothing. Their sequences start
@@ -478,12 +395,12 @@ class Scheduler:
             for seq, _ in flight.entries:
                 seq.in_flight = 0
                 if seq.place is not Place.GONE:
-                    self.roll_back(seq)
+                    self.roster.roll_back(seq)
         entries = [seq for seq, _ in flights[0].entries]
         alive = [seq for seq in entries if seq.place is not Place.GONE]
         if len(entries) > 1:
             self.suspects.accuse(alive)
         elif alive:
             self.ledger.note(alive[0], [], "error", error=f"{type(error).__name__}: {error}")
-            self.end(alive[0], "error")
+            self.roster.end(alive[0], "error")
         return self.ledger.take()

@@ -82,10 +82,12 @@ class Table:
     def slide(self, position: int) -> None:
         """Give back what no query at `position` or later sees."""
         first = min(self.reach.first(position), len(self.blocks))
+        if first <= self.start:
+            return
         for i in range(self.start, first):
             self.pool.drop(self.blocks[i])
             self.blocks[i] = -1
-        self.start = max(self.start, first)
+        self.start = first
 
     def clear(self) -> None:
         """Give everything back, last block first, so that the heads of prefixes live longest in the LRU order."""

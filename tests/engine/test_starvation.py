@@ -104,7 +104,7 @@ def test_little_memory_is_wasted() -> None:
         engine.step()
     stats = engine.stats()
     assert stats.running == 100
-    assert stats.kv_slots_filled == sum(seq.computed for seq in engine.scheduler.running)
+    assert stats.kv_slots_filled == sum(seq.computed for seq in engine.scheduler.roster.running)
     assert 0.95 < stats.kv_slots_filled / stats.kv_slots_allocated <= 1
 
 

@@ -81,11 +81,11 @@ def request(
 def check(engine: Engine) -> None:
     """Every block reference has an owner."""
     scheduler = engine.scheduler
-    live = [seq for family in scheduler.families.values() for seq in family.live.values()]
+    live = [seq for family in scheduler.roster.families.values() for seq in family.live.values()]
     scheduler.memory.check(live, [held for flight in scheduler.flights for held in flight.held])
-    used = [seq.slot for seq in scheduler.running]
+    used = [seq.slot for seq in scheduler.roster.running]
     assert len(set(used)) == len(used)
-    assert sorted(used + scheduler._free_slots) == list(range(len(used) + len(scheduler._free_slots)))
+    assert sorted(used + scheduler.roster.free_slots) == list(range(len(used) + len(scheduler.roster.free_slots)))
     stats = engine.stats()
     assert 0 <= stats.kv_slots_filled <= stats.kv_slots_allocated
     assert stats.running >= 0 and stats.waiting >= 0
@@ -172,8 +172,8 @@ def run(case: Case) -> Engine:
         for _ in range(rng.randrange(0, 4)):
             if left:
                 engine.add(left.popleft())
-        if engine.scheduler.families and rng.random() < case.aborts:
-            name = rng.choice(list(engine.scheduler.families))
+        if engine.scheduler.roster.families and rng.random() < case.aborts:
+            name = rng.choice(list(engine.scheduler.roster.families))
             choice = rng.choice((None, 0, 1))
             engine.abort(name, choice)
             aborted.add((name, choice))
