@@ -43,6 +43,11 @@ class _Plan:
     """What the answer begins with before anything is generated; empty without `echo`."""
 
     @property
+    def top(self) -> int:
+        """How many of the most probable tokens to show with each token."""
+        return self.job.request.sampling.logprobs or 0
+
+    @property
     def n(self) -> int:
         return self.body.n or 1
 
@@ -61,7 +66,9 @@ async def create(http: HttpRequest) -> Any:
 async def _plan(call: Call, body: ChatBody) -> _Plan:
     messages = checked_messages(body.messages)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    logprobs = body.top_logprobs if body.logprobs else None
+    if body.logprobs and logprobs is None and not body.logprob_token_ids:
+        logprobs = 0
     asked = max_tokens is not None
     if not asked:
         max_tokens = call.front.info.generation_defaults.get("max_tokens")
@@ -78,7 +85,7 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
 def _logprobs(plan: _Plan, news: News) -> dict[str, Any] | None:
     if not plan.body.logprobs:
         return None
-    return {"content": chat_entries(news.piece.logprobs or (), plan.body.top_logprobs or 0, plan.call.names())}
+    return {"content": chat_entries(news.piece.logprobs or (), plan.top, plan.call.names())}
 
 
 def _prompt_fields(plan: _Plan, news: News) -> dict[str, Any]:

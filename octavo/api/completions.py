@@ -49,8 +49,14 @@ class _Plan:
     """Scores of the prompts that have come, where `echo` shows them."""
 
     @property
+    def top(self) -> int | None:
+        """How many of the most probable tokens to show with each token; None shows no logprobs."""
+        return self.jobs[0].request.sampling.logprobs
+
+    @property
     def shows_scores(self) -> bool:
-        return bool(self.body.echo) and self.body.logprobs is not None
+        """Whether the tokens of the prompt are shown with theirs."""
+        return bool(self.body.echo) and self.top is not None
 
     @property
     def n(self) -> int:
@@ -103,7 +109,8 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
         raise bad_request("max_tokens must be at least 1, got 0 (0 is allowed with echo).", "max_tokens")
     if nothing_new and body.min_tokens:
         raise bad_request("min_tokens must be less than or equal to max_tokens=0.", "min_tokens")
-    scores = body.logprobs if body.echo else None
+    shown = len(body.logprob_token_ids) if body.logprob_token_ids else body.logprobs
+    scores = shown if body.echo else None
     if nothing_new and scores is None:
         scores = 0  # a request that generates nothing must at least score its prompt
     sampling = sampling_of(call, max_tokens or 1, body.logprobs, scores)
@@ -133,8 +140,7 @@ class _Choice:
         self._plan = plan
         self._prompt = prompt
         self._started = False
-        top = plan.body.logprobs
-        self._logprobs = None if top is None else CompletionLogprobs(top, plan.call.names())
+        self._logprobs = None if plan.top is None else CompletionLogprobs(plan.top, plan.call.names())
 
     def part(self, news: News) -> dict[str, Any]:
         """What `news` adds, in the form of `choices[]`."""

@@ -165,8 +165,9 @@ class ChatBody(GenerationBody):
         super().refuse()
         if self.modalities is not None and self.modalities != ["text"]:
             raise not_built("modalities", "Output other than text")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
+        for field in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, field) is not None and not self.logprobs:
+                raise bad_request(f"{field} needs logprobs: true.", field)
         if self.continue_final_message and self.add_generation_prompt:
             raise bad_request("continue_final_message and add_generation_prompt cannot both be true.",
                               "continue_final_message")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
+from octavo.api.settings import ServerSettings
+from octavo.text.template import ChatTemplate
 from tests.api.conftest import Api, text_of
-from tests.api.harness import SAID, make_tokenizer
+from tests.api.harness import SAID, ScriptEngine, TinyText, make_tokenizer, parts_of, running
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 
@@ -151,6 +154,36 @@ def test_struct_14_the_text_format_is_no_constraint(api: Api) -> None:
 def test_chat_template_of_a_request_needs_trust(api: Api) -> None:
     response = api.chat(chat_template="{{ messages[0].content }}")
     assert response.status_code == 400 and "trust-request-chat-template" in response.json()["error"]["message"]
+
+
+def test_chat_template_of_a_request_where_it_is_trusted() -> None:
+    engine = ScriptEngine()
+    with running(parts_of(engine), settings=ServerSettings(trust_request_chat_template=True)) as url:
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1,
+                "chat_template": "{{ greeting }} {{ messages[0].content }} {{ reasoning_effort }}",
+                "chat_template_kwargs": {"greeting": "Well,"}, "reasoning_effort": "low"}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+        assert bytes(engine.seen[0].prompt).decode() == "Well, Hello low"
+        broken = httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": "{% if %}"})
+        assert broken.status_code == 400 and "syntax" in broken.json()["error"]["message"]
+        endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+        assert httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": endless}).status_code == 400
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_chat_template_kwargs_cannot_replace_fields(api: Api, name: str) -> None:
+    response = api.chat(chat_template_kwargs={name: []})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_chat_a_model_without_a_template() -> None:
+    parts = parts_of(ScriptEngine())
+    bare = parts._replace(text=lambda config: TinyText(make_tokenizer(), ChatTemplate(None)))
+    with running(bare) as url:
+        response = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
+        assert response.status_code == 400 and "chat template" in response.json()["error"]["message"]
+        done = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        assert done.status_code == 200
 
 
 def test_tokenize_and_detokenize(api: Api) -> None:

@@ -44,7 +44,6 @@ def test_len_06_one_prompt_too_long_refuses_the_call(api: Api) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_len_06_what_the_engine_cannot_fit_is_a_400(api: Api, stream: bool) -> None:
-    api.engine.script = lambda request, choice: [97] * 50
     response = api.completion(prompt=["ok", "y" * 300], max_tokens=4, stream=stream)
     assert response.status_code == 400 and "never fit" in response.json()["error"]["message"]
     api.alive()

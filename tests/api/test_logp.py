@@ -131,6 +131,15 @@ def test_logp_14_text_held_back_loses_no_logprobs(api: Api, stop: list[str]) -> 
     assert len(streamed) == whole["usage"]["completion_tokens"]
 
 
+def test_logp_of_asked_tokens(api: Api) -> None:
+    completion = api.completion(max_tokens=1, logprob_token_ids=[5, 6]).json()["choices"][0]["logprobs"]
+    assert len(completion["top_logprobs"][0]) == 2
+    chat = api.chat(max_tokens=1, logprobs=True, logprob_token_ids=[5, 6]).json()["choices"][0]["logprobs"]
+    assert len(chat["content"][0]["top_logprobs"]) == 2
+    assert api.engine.seen[0].sampling.logprob_token_ids == api.engine.seen[1].sampling.logprob_token_ids == [5, 6]
+    assert api.chat(logprob_token_ids=[5]).json()["error"]["param"] == "logprob_token_ids"
+
+
 def test_logp_tokens_as_ids(api: Api) -> None:
     found = api.completion(max_tokens=2, logprobs=1, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
     assert found["tokens"] == [f"token_id:{token}" for token in ids_of(SAID)[:2]]

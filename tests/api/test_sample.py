@@ -85,7 +85,6 @@ def test_sample_parameters_reach_the_engine(api: Api) -> None:
     assert (request.seed, sampling.min_tokens, request.stop_ids) == (9, 2, (7,))
 
 
-@pytest.mark.parametrize("field, value", [("vllm_xargs", '{"a": 1}'), ("thinking_token_budget", "5"),
-                                          ("logprob_token_ids", "[1]")])
+@pytest.mark.parametrize("field, value", [("vllm_xargs", '{"a": 1}'), ("thinking_token_budget", "5")])
 def test_sample_what_is_not_built_is_refused(api: Api, field: str, value: str) -> None:
     assert post(api, BOTH[0], f'"{field}": {value}')[0] == 400

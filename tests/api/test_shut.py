@@ -101,7 +101,7 @@ def test_start_01_a_taken_port_is_found_before_anything_is_loaded() -> None:
 
 
 def test_start_tls_files_that_are_not_there() -> None:
-    parts = parts_of(ScriptEngine(), threading.Event())  # a model that never gets ready
+    parts = parts_of(ScriptEngine())
 
     async def run() -> None:
         config = EngineConfig(model="tiny", ssl_keyfile="/no/key", ssl_certfile="/no/cert")
