@@ -51,13 +51,13 @@ void adjust(const float* logits, int vocab, const Row& row, float* out) {
 }
 
 // Bans what is not in the row's allow list, when it has one. `kept` has room for the list.
-void allow_only(const Row& row, int vocab, float* scores, double* kept) {
+void allow_only(const Row& row, int vocab, float* scores, float* kept) {
     const int32_t* ids = row.s.allow_ids + row.s.allow_ptr[row.r];
     const int count = row.s.allow_ptr[row.r + 1] - row.s.allow_ptr[row.r];
     if (count == 0) return;
     for (int i = 0; i < count; ++i) kept[i] = scores[ids[i]];
     std::fill_n(scores, vocab, -kInfinity);
-    for (int i = 0; i < count; ++i) scores[ids[i]] = static_cast<float>(kept[i]);
+    for (int i = 0; i < count; ++i) scores[ids[i]] = kept[i];
 }
 
 bool touched(const Row& row) {
@@ -84,7 +84,7 @@ int draw_noise(const float* scores, const int32_t* ids, int64_t count, uint64_t 
 }
 
 // Of `count` ids those that top-k and then top-p leave, in front of `ids`; returns how many. `mass` by id.
-int64_t cut(const float* scores, const double* mass, int32_t* ids, int64_t count, int top_k, float top_p) {
+int64_t cut(const float* scores, const float* mass, int32_t* ids, int64_t count, int top_k, float top_p) {
     const auto before = [&](int32_t a, int32_t b) {
         return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
     };
@@ -93,9 +93,13 @@ int64_t cut(const float* scores, const double* mass, int32_t* ids, int64_t count
         count = top_k;
     }
     if (top_p >= 1) return count;
-    std::sort(ids, ids + count, before);
     double total = 0;
     for (int64_t i = 0; i < count; ++i) total += mass[ids[i]];
+    // Ids below this mass hold less than 1 - top_p of it even together, so the prefix ends before them: no need to sort
+    // them. Half of it leaves room for rounding.
+    const double negligible = 0.5 * (1.0 - double{top_p}) * total / static_cast<double>(count);
+    count = std::remove_if(ids, ids + count, [&](int32_t id) { return mass[id] < negligible; }) - ids;
+    std::sort(ids, ids + count, before);
     double reached = 0;
     for (int64_t i = 0; i < count; ++i) {
         reached += mass[ids[i]];
@@ -116,8 +120,9 @@ int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerS
     if (whole) return draw_noise(scores, nullptr, vocab, key, best);
 
     int32_t* ids = scratch.ids.data();
-    double* mass = scratch.mass.data();
-    const float floor = s.min_p[r] > 0 ? top + std::log(s.min_p[r]) - 0.001f : -std::numeric_limits<float>::max();
+    float* mass = scratch.mass.data();
+    const float slack = 0.001f + 1e-6f * std::fabs(top);  // for rounding; the exact rule follows
+    const float floor = s.min_p[r] > 0 ? top + std::log(s.min_p[r]) - slack : -std::numeric_limits<float>::max();
     int64_t count = kernels.at_least(scores, vocab, floor, ids);
     if (s.min_p[r] > 0) {
         const auto improbable = [&](int32_t id) {
@@ -126,7 +131,8 @@ int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerS
         count = std::remove_if(ids, ids + count, improbable) - ids;
     }
     if (s.top_p[r] < 1) {
-        for (int64_t i = 0; i < count; ++i) mass[ids[i]] = std::exp(double{scores[ids[i]]} - top);
+        for (int i = 0; i < vocab; ++i) mass[i] = scores[i] - top;
+        kernels.exp(mass, vocab, mass);
     }
     count = cut(scores, mass, ids, count, s.top_k[r], s.top_p[r]);
     return draw_noise(scores, ids, count, key, best);

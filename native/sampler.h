@@ -48,7 +48,7 @@ struct Drawn {
 // A worker's buffers, of the size of the vocabulary.
 struct SamplerScratch {
     std::vector<float> scores;
-    std::vector<double> mass;
+    std::vector<float> mass;
     std::vector<int32_t> ids;
 };
 
