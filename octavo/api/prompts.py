@@ -48,8 +48,9 @@ async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody 
     texts = [*_strings(messages), *_strings(options)]
     _check_size(front, sum(map(len, texts)))
     typed = front.control_tokens.search("\0".join(texts)) is not None
-    return await beside(sum(map(len, texts)), template.encode, front.tokenizer, messages, parse_special=not typed,
-                        **options)
+    # What a template of the caller does may take long however short it is.
+    size = sum(map(len, texts)) if body.chat_template is None else _LARGE + 1
+    return await beside(size, template.encode, front.tokenizer, messages, parse_special=not typed, **options)
 
 
 def _template(front: Frontend, settings: ServerSettings, own: str | None) -> ChatTemplate:

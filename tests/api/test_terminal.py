@@ -11,7 +11,7 @@ from octavo.api.serve import CannotServe, Parts
 from octavo.api.terminal import Conversation, Endpoint, TalkError, continue_text, say
 from octavo.config import EngineConfig
 from tests.api.conftest import Api
-from tests.api.harness import MODEL, SAID, ScriptEngine, make_tokenizer, parts_of
+from tests.api.harness import MODEL, SAID, ScriptEngine, make_tokenizer, parts_of, until
 
 OPTIONS = {"temperature": 0, "max_tokens": 200}
 
@@ -39,6 +39,27 @@ def test_a_conversation_outlives_an_error(api: Api) -> None:
     Conversation(Endpoint(api.url), OPTIONS, None, io.StringIO("x" * 2000 + "\nshort\n"), out).run()
     assert "error: " in out.getvalue() and SAID in out.getvalue()
     assert "x" * 10 not in make_tokenizer().decode(api.engine.seen[-1].prompt)
+
+
+class Impatient(io.StringIO):
+    """Somebody who presses Ctrl-C at the third piece of an answer."""
+
+    pieces = 0
+
+    def write(self, text: str) -> int:
+        self.pieces += 1
+        if self.pieces == 3:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_came(api: Api) -> None:
+    api.engine.pause = 0.005
+    out = Impatient()
+    answer = say(Endpoint(api.url), [{"role": "user", "content": "hi"}], {**OPTIONS, "ignore_eos": True}, out)
+    assert out.getvalue() == answer + "\n" and SAID.startswith(answer)
+    until(lambda: not api.engine.live)
+    assert len(api.engine.aborts) == 1
 
 
 def test_errors_are_one_line(api: Api) -> None:
