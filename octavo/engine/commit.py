@@ -27,9 +27,9 @@ class Ledger:
             seq.answered = True
             delta.cached = seq.family.cached or 0
             if seq.scores_prompt and len(seq.scores) == seq.prompt - 1:
-                first = seq.request.sampling.prompt_logprob_start or 0
-                scores = [None, *seq.scores]
-                delta.prompt_logprobs = [None] * min(first, len(scores)) + scores[first:]
+                first = max(1, seq.request.sampling.prompt_logprob_start or 0)
+                delta.prompt_logprobs = [None] * min(first, seq.prompt)
+                delta.prompt_logprobs.extend(seq.scores[first - 1 :])
         self.deltas.append(delta)
 
     def take(self) -> list[Delta]:

@@ -372,6 +372,50 @@ def test_blocks_of_a_failed_row_are_not_cached() -> None:
     assert out.first["b", 0].cached == 0 and out.tokens["b", 0] == executor.model.continuation(wanted)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_reads_blocks_of_a_failed_row_starts_again(depth: int) -> None:
+    """All are in one step, and the later ones read what the first writes."""
+    executor = FakeExecutor(row_fault=lambda m: "bad" if m.request.id == "a" else None)
+    engine = engine_of(executor=executor, depth=depth)
+    wanted = [request(name, range(65), 6) for name in "abc"]
+    out = drive(engine, wanted)
+    assert out.finish["a", 0].finish == "error"
+    for each in wanted[1:]:
+        assert out.tokens[each.id, 0] == executor.model.continuation(each)
+    assert engine.stats().finished == {"error": 1, "length": 2}
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_preempted_with_a_token_on_its_way(depth: int) -> None:
+    model = FakeModel()
+    engine = engine_of(model, depth=depth)
+    wanted = [request(name, range(20 + i), 20) for i, name in enumerate("abc")]
+    for each in wanted:
+        engine.add(each)
+    out, steps = Outcome(), 0
+    while not engine.idle:
+        out.take(engine.step())
+        check(engine)
+        running = [seq for seq in engine.scheduler.roster.running if seq.in_flight]
+        if steps % 4 == 1 and running:
+            engine.scheduler.roster.preempt(running[-1])
+        steps += 1
+    assert engine.stats().preemptions >= 3
+    for each in wanted:
+        assert out.tokens[each.id, 0] == model.continuation(each)
+
+
+def test_the_first_prompt_position_to_score() -> None:
+    def scores(start: int | None) -> list[int | None]:
+        wanted = request("a", range(4, 10), 1, prompt_logprobs=1, prompt_logprob_start=start)
+        found = one(engine_of(), wanted).first["a", 0].prompt_logprobs or []
+        return [entry.token if entry else None for entry in found]
+
+    assert scores(None) == scores(0) == scores(1) == [None, 5, 6, 7, 8, 9]
+    assert scores(3) == [None, None, None, 7, 8, 9]
+    assert scores(6) == [None] * 6
+
+
 def test_a_row_without_a_token_is_that_row_s_error() -> None:
     model = FakeModel()
     executor = FakeExecutor(model)

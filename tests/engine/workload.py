@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine import Engine, build_engine
 from octavo.engine.fake import FakeExecutor, FakeModel, Member
-from octavo.engine.limits import Adapters
+from octavo.engine.limits import Adapters, InFlight
 from octavo.engine.sequence import Sequence
 from octavo.sampling_params import SamplingParams
 from octavo.types import Delta, KVGroup, Request, TokenLogprobs
@@ -140,13 +140,17 @@ def make_engine(case: Case, rng: random.Random, executor: FakeExecutor) -> Engin
         return [token if rng.random() < 0.7 else rng.randrange(50) for token in truth]
 
     drafter: Callable[[Sequence], list[int]] | None = guess if case.drafts else None
-    return build_engine(
+    engine = build_engine(
         executor, groups=case.groups, blocks=(case.blocks,) * len(case.groups), block_size=SIZE,
         max_num_seqs=case.slots, max_num_batched_tokens=case.budget, max_model_len=200,
         enable_prefix_caching=case.caching, enable_chunked_prefill=case.chunking,
         policy="priority" if case.by_priority else "fcfs", depth=case.depth, drafter=drafter,
         limits=[Adapters(2)] if case.adapters else [],
     )
+    for limit in engine.scheduler.limits:
+        if isinstance(limit, InFlight) and case.depth > 2:
+            limit.count = 2  # with drafts too: who is not overlapped may have some
+    return engine
 
 
 def run(case: Case) -> Engine:
