@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 
-from octavo.api.serve import CannotServe, Parts, Server, bind, url_of
+from octavo.api.serve import Parts, Server, bind, url_of
 from octavo.api.settings import ServerSettings
 from octavo.api.terminal import Endpoint
 from octavo.config import EngineConfig
@@ -76,6 +76,3 @@ class _Thread(threading.Thread):
         if self._stop is not None:
             self._stop()
         self.join()
-
-
-__all__ = ["CannotServe", "local_server"]

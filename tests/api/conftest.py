@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.harness import GREEDY, MODEL, ScriptEngine, events_of, parts_of, running
+from tests.api.harness import GREEDY, ScriptEngine, events_of, parts_of, running
 
 
 @dataclass
@@ -65,6 +65,3 @@ def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
     """The text of one choice of a stream."""
     parts = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
     return "".join(part["text"] if "text" in part else part["delta"].get("content") or "" for part in parts)
-
-
-__all__ = ["MODEL", "Api", "text_of"]
