@@ -385,6 +385,14 @@ def test_who_reads_blocks_of_a_failed_row_starts_again(depth: int) -> None:
     assert engine.stats().finished == {"error": 1, "length": 2}
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_nothing_is_computed_past_the_end(depth: int) -> None:
+    """The last token drawn is never computed, so a pool of exactly the size needed is enough at any depth."""
+    engine = engine_of(depth=depth, blocks=(2,))
+    drive(engine, [request("a", range(20), 13)])
+    assert engine.stats().extra["computed_tokens"] == 32
+
+
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_preempted_with_a_token_on_its_way(depth: int) -> None:
     model = FakeModel()
