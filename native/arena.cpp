@@ -46,6 +46,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 }
 
 std::shared_ptr<uint8_t> Store::take(size_t bytes) {
+    const std::lock_guard<std::mutex> one_at_a_time(mutex_);
     const size_t rounded = (bytes + 63) / 64 * 64;
     if (!current_ || used_ + rounded > current_->size()) {
         if (rounded > kStoreArena / 4) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace octavo {
 
@@ -32,6 +33,7 @@ public:
     std::shared_ptr<uint8_t> take(size_t bytes);  // zero-filled, 64-byte aligned; throws std::bad_alloc
 
 private:
+    std::mutex mutex_;
     std::shared_ptr<Arena> current_;
     size_t used_ = 0;
 };

@@ -54,6 +54,7 @@ std::shared_ptr<Weight> make_weight(Pool& pool, Store& store, nb::list parts) {
         stored.push_back({kind, n_out, n_in, data.data(), data.stride(0)});
     }
     if (stored.empty()) throw nb::value_error("a weight needs at least one part");
+    const nb::gil_scoped_release free;
     return pack_weight(pool, store, stored);
 }
 

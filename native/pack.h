@@ -28,8 +28,7 @@ struct Weight {
     std::shared_ptr<uint8_t> data;
 };
 
-// Lossless: the stored integers and scales, re-ordered. All parts must have the same n_in. One call at a time per
-// store.
+// Lossless: the stored integers and scales, re-ordered. All parts must have the same n_in.
 std::shared_ptr<Weight> pack_weight(Pool& pool, Store& store, const std::vector<StoredPart>& parts);
 
 }  // namespace octavo

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 namespace octavo {
@@ -99,13 +100,30 @@ int64_t cut(const float* scores, const float* mass, int32_t* ids, int64_t count,
     // them. Half of it leaves room for rounding.
     const double negligible = 0.5 * (1.0 - double{top_p}) * total / static_cast<double>(count);
     count = std::remove_if(ids, ids + count, [&](int32_t id) { return mass[id] < negligible; }) - ids;
-    std::sort(ids, ids + count, before);
     double reached = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        reached += mass[ids[i]];
-        if (reached >= double{top_p} * total) return i + 1;
+    // Sorted piece by piece, as the prefix is mostly short.
+    for (int64_t done = 0, piece = 128; done < count; piece *= 8) {
+        const int64_t end = std::min(count, done + piece);
+        if (end < count) std::nth_element(ids + done, ids + end, ids + count, before);
+        std::sort(ids + done, ids + end, before);
+        for (; done < end; ++done) {
+            reached += mass[ids[done]];
+            if (reached >= double{top_p} * total) return done + 1;
+        }
     }
     return count;
+}
+
+// A value that at least `k` of the scores reach: the k-th largest maximum of blocks of scores. `maxima` is scratch.
+float reached_by(const Kernels& kernels, const float* scores, int vocab, int k, float* maxima) {
+    constexpr int kBlock = 64;
+    const int blocks = (vocab + kBlock - 1) / kBlock;
+    if (k > blocks) return -std::numeric_limits<float>::max();
+    for (int b = 0; b < blocks; ++b) {
+        maxima[b] = kernels.maximum(scores + b * kBlock, std::min(kBlock, vocab - b * kBlock));
+    }
+    std::nth_element(maxima, maxima + k - 1, maxima + blocks, std::greater<float>());
+    return std::max(maxima[k - 1], -std::numeric_limits<float>::max());
 }
 
 int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerScratch& scratch) {
@@ -122,7 +140,9 @@ int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerS
     int32_t* ids = scratch.ids.data();
     float* mass = scratch.mass.data();
     const float slack = 0.001f + 1e-6f * std::fabs(top);  // for rounding; the exact rule follows
-    const float floor = s.min_p[r] > 0 ? top + std::log(s.min_p[r]) - slack : -std::numeric_limits<float>::max();
+    float floor = s.min_p[r] > 0 ? top + std::log(s.min_p[r]) - slack : -std::numeric_limits<float>::max();
+    // Both rules keep a front part of one order, so neither needs to look below the other's bound.
+    if (s.top_k[r] > 0) floor = std::max(floor, reached_by(kernels, scores, vocab, s.top_k[r], mass));
     int64_t count = kernels.at_least(scores, vocab, floor, ids);
     if (s.min_p[r] > 0) {
         const auto improbable = [&](int32_t id) {
