@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
-from octavo.config import EngineConfig, cache_dir
+from octavo.config import ConfigError, EngineConfig, cache_dir
 from octavo.devices import select_device
 from octavo.devices.memory import available_memory
 from octavo.engine import Engine, build_engine

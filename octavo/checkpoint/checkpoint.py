@@ -121,4 +121,6 @@ def _unpaired(rows: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
     if not heads:
         return rows
     n = len(rows)
-    return rows.reshape(heads, n // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    paired: npt.NDArray[Number] = rows.reshape(heads, n // heads // 2, 2, *rows.shape[1:])
+    ordered: npt.NDArray[Number] = paired.swapaxes(1, 2).reshape(rows.shape)
+    return ordered

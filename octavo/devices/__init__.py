@@ -19,8 +19,8 @@ def select_device(name: str, threads: int | None, activations: str) -> Device:
     (eager, for tests).
 
     `threads` and `activations` ("float32", "int16" or "int8": what the inputs of matrix products are rounded to) are
-    for "cpu" (None: as many threads as this process may use); the others compute in float32. Raises ValueError for an unknown name, DeviceUnavailable where the
-    device cannot run here.
+    for "cpu" (None: as many threads as this process may use); the others compute in float32. Raises ValueError for an
+    unknown name, DeviceUnavailable where the device cannot run here.
     """
     if name in ("cpu", "auto"):
         from octavo.devices.cpu.device import CpuDevice

@@ -174,6 +174,8 @@ class FakeExecutor:
         for slot in plan.leave:
             self._slots.pop(slot, None)
         for enter in plan.enter:
+            if enter.slot in self._slots:
+                raise RuntimeError(f"slot {enter.slot} is entered, but nothing has left it")
             self._slots[enter.slot] = _Slot(enter, len(self.model.groups))
         members = []
         for work in plan.work:
@@ -181,7 +183,7 @@ class FakeExecutor:
             for table, (first, blocks) in zip(row.tables, work.blocks, strict=False):
                 table.update(enumerate(blocks, first))
             members.append(Member(row.request, row.choice, work))
-        for work in plan.work:
+        for work in reversed(plan.work):  # their order is not promised to anybody
             self._copy(work)
         if self.step_fault is not None and (error := self.step_fault(members)) is not None:
             for work in plan.work:

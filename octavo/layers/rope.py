@@ -42,15 +42,15 @@ def make_rope(
     if factors is not None:
         if len(factors) != rotated // 2:
             raise RopeError(f"the file holds {len(factors)} RoPE frequency factors, {rotated // 2} are needed")
-        frequencies = frequencies / np.asarray(factors, np.float32)
+        frequencies = (frequencies / np.asarray(factors, np.float32)).astype(np.float32)
     return Rope(tuple(float(f) for f in frequencies.astype(np.float32)), scale)
 
 
 def _plain(base: float, rotated: int) -> F32:
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
-    return (np.float32(1.0) / np.power(np.float64(base), exponents.astype(np.float64)).astype(np.float32)).astype(
-        np.float32
-    )
+    powers: F32 = np.power(np.float64(base), exponents.astype(np.float64)).astype(np.float32)
+    inverse: F32 = np.reciprocal(powers)
+    return inverse
 
 
 def _default(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:
@@ -58,7 +58,7 @@ def _default(p: Mapping[str, Any], base: float, rotated: int, native: int, lengt
 
 
 def _linear(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:
-    return _plain(base, rotated) / np.float32(p["factor"]), 1.0
+    return (_plain(base, rotated) / np.float32(p["factor"])).astype(np.float32), 1.0
 
 
 def _dynamic(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:

@@ -33,7 +33,9 @@ class ReferenceDevice:
     """The executable specification. Activations are float32 arrays [rows, width]; weights are dense float32."""
 
     name = "reference"
-    notes = ("the reference device is the specification, not a fast engine: expect a few tokens per second",)
+    notes: tuple[str, ...] = (
+        "the reference device is the specification, not a fast engine: expect a few tokens per second",
+    )
 
     def weight(self, parts: list[Stored]) -> ReferenceWeight:
         check_parts(parts)

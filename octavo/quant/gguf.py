@@ -44,7 +44,8 @@ def _nibbles(packed: U8) -> U8:
 
 def _fifth_bits(packed: U8) -> U8:
     """[n, 4] bytes -> [n, 32]: bit i of the little-endian word, moved to bit 4."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+    bits: U8 = np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+    return bits
 
 
 def _q4_0(b: U8) -> F32:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.ops.contract import BatchArrays, BatchLimits
+from octavo.ops.contract import I32, BatchArrays, BatchLimits
 from octavo.runtime.sampler import Row
 from octavo.types import StepPlan, Work
 
 
 class BatchTables:
-    """Block tables of every slot, one array [slots, blocks per sequence] per KV group; a plan brings only what is new."""
+    """Block tables of every slot, one array [slots, blocks per sequence] per KV group; a plan brings what is
+    new."""
 
     def __init__(self, limits: BatchLimits, groups: int, block_size: int):
         width = -(-limits.max_model_len // block_size)
@@ -24,7 +25,7 @@ class BatchTables:
                 if blocks:
                     self.tables[group][w.slot, first : first + len(blocks)] = blocks
 
-    def arrays(self, plan: StepPlan, last: np.ndarray, rows: Sequence[Row]) -> BatchArrays:  # type: ignore[type-arg]
+    def arrays(self, plan: StepPlan, last: I32, rows: Sequence[Row]) -> BatchArrays:
         """The step's arrays. `last[slot]` stands in for the one token that the plan could not name."""
         work = plan.work
         lengths = np.fromiter((w.n for w in work), np.int32, len(work))

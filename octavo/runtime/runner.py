@@ -69,7 +69,9 @@ class Runner:
             first += w.n
         return rows, spans
 
-    def _result(self, w: Work, rows: list[Row], span: tuple[int, int, int], drawn: Drawn, sampling: Sampling) -> Sampled:
+    def _result(
+        self, w: Work, rows: list[Row], span: tuple[int, int, int], drawn: Drawn, sampling: Sampling
+    ) -> Sampled:
         begin, draws, end = span
         if begin == end:
             return NOTHING
@@ -86,7 +88,9 @@ class Runner:
         self.sampler.keep(w.slot, tokens)
         logprobs = None
         if self.sampler.logprobs[w.slot] >= 0:
-            logprobs = tuple(self._logprobs(draws + j, rows[draws + j], drawn, sampling, t) for j, t in enumerate(tokens))
+            logprobs = tuple(
+                self._logprobs(r, rows[r], drawn, sampling, token) for r, token in enumerate(tokens, draws)
+            )
         return Sampled(tuple(tokens), logprobs, scored)
 
     def _logprobs(self, r: int, row: Row, drawn: Drawn, sampling: Sampling, token: int) -> TokenLogprobs:

@@ -7,7 +7,7 @@ logits (penalties, biases, allow lists, bad words, minimum lengths) have an `_Ed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -214,7 +214,7 @@ class _EditArrays:
         for name, count in (("seen", len(counts)), ("bias", len(biases)), ("allow", len(edits.allow))):
             self.sizes[name][index + 1] = count
 
-    def arrays(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    def arrays(self) -> dict[str, Any]:
         pointers = {f"{name}_ptr": np.cumsum(size, dtype=np.int32) for name, size in self.sizes.items()}
         if not self.report:
             pointers["report_ptr"] = NO_IDS

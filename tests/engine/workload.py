@@ -189,6 +189,7 @@ def run(case: Case) -> Engine:
     for one in requests:
         for choice in range(one.n):
             compare(case, out, one, choice, truth[one.id, choice], aborted, doomed, model)
+    assert case.step_faults or not engine.stats().failed_steps, "recovered from a plan that made no sense"
     assert engine.stats().blocks_used == 0 and engine.stats().running == engine.stats().waiting == 0
     return engine
 

@@ -59,7 +59,7 @@ def make(name: str, folder: Path, seed: int = 0) -> tuple[Path, Any]:
     torch.manual_seed(seed)
     model = getattr(transformers, family + "ForCausalLM")(config).eval().float()
     with torch.no_grad():
-        for key, value in model.named_parameters():      # norms and biases start at 1 and 0: move them off
+        for value in model.parameters():      # norms and biases start at 1 and 0: move them off
             if value.ndim == 1:
                 value.add_(torch.randn_like(value) * 0.2)
     model.save_pretrained(folder / name)

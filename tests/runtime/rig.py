@@ -90,13 +90,15 @@ class Rig:
 
 
 def request(
-    id: str, prompt: Sequence[int], *, max_tokens: int = 8, seed: int = 1, eos_ids: tuple[int, ...] = (), **sampling: Any
+    id: str, prompt: Sequence[int], *, max_tokens: int = 8, seed: int = 1, eos_ids: tuple[int, ...] = (),
+    **sampling: Any,
 ) -> Request:
     sampling.setdefault("temperature", 0.0)
     n = sampling.get("n", 1)
     return Request(
         id=id, prompt=tuple(prompt), sampling=SamplingParams(max_tokens=max_tokens, **sampling), seed=seed,
-        max_tokens=max_tokens, eos_ids=eos_ids, n=n, arrival=0, read_prefix_cache=sampling.get("prompt_logprobs") is None,
+        max_tokens=max_tokens, eos_ids=eos_ids, n=n, arrival=0,
+        read_prefix_cache=sampling.get("prompt_logprobs") is None,
     )
 
 

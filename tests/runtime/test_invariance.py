@@ -78,7 +78,8 @@ def test_prefix_hit_of_full_and_partial_blocks(path: Path, alone, shared: int) -
     r.generate([earlier])
     deltas = r.generate([request("subject", PROMPT, **SUBJECT)])[("subject", 0)]
     assert deltas[0].cached == min(shared, len(PROMPT) - 1), "the test wants a hit"
-    got = ([t for d in deltas for t in d.tokens], {k: v for k, v in r.witness.logits.items() if k[0] == SUBJECT["seed"]})
+    logits = {k: v for k, v in r.witness.logits.items() if k[0] == SUBJECT["seed"]}
+    got = ([t for d in deltas for t in d.tokens], logits)
     r.close()
     assert_same(got, alone)
 

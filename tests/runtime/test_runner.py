@@ -78,7 +78,8 @@ def test_a_prompt_then_decodes_whose_token_only_the_runner_knows() -> None:
 
 def test_copies_come_before_the_step_and_by_group() -> None:
     model = Script(1)
-    make_runner(model).run(StepPlan((Work(0, 0, 3, (5, 6, 7), copies=((0, 2, 9), (0, 3, 1)), sample=True),), (entering(),)))
+    work = Work(0, 0, 3, (5, 6, 7), copies=((0, 2, 9), (0, 3, 1)), sample=True)
+    make_runner(model).run(StepPlan((work,), (entering(),)))
     assert model.batches[0] == (0, [[2, 9], [3, 1]])
 
 

@@ -35,7 +35,7 @@ class TorchDevice:
     """Eager torch on `place` ("cpu", "cuda", …). Weights are dense float32."""
 
     name = "torch"
-    notes = ("the eager torch device is for tests",)
+    notes: tuple[str, ...] = ("the eager torch device is for tests",)
 
     def __init__(self, place: str = "cpu") -> None:
         self.place = torch.device(place)
