@@ -104,6 +104,8 @@ class _Slot:
         self.choice = enter.choice
         self.history = list(enter.tokens)
         self.tables: list[dict[int, int]] = [{} for _ in range(groups)]
+        self.failed: str | None = None
+        """Error of an earlier row: no token was drawn, so a work planned meanwhile fails with it too."""
 
 
 class _Future:
@@ -189,10 +191,15 @@ class FakeExecutor:
             for work in plan.work:
                 self._poison(work)
             raise error
-        errors = [self.row_fault(member) if self.row_fault else None for member in members]
-        for work, failed in zip(plan.work, errors, strict=True):
-            self._write(work)
-            if failed is not None:
+        errors = []
+        for member, work in zip(members, plan.work, strict=True):
+            row = self._slots[work.slot]
+            if row.failed is None and self.row_fault is not None:
+                row.failed = self.row_fault(member)
+            errors.append(row.failed)
+            if row.failed is None:
+                self._write(work)
+            else:
                 self._poison(work)
         rows = [
             self._read(work) if failed is None else Sampled(error=failed)

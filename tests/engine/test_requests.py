@@ -404,7 +404,7 @@ def test_preempted_with_a_token_on_its_way(depth: int, drafts: int) -> None:
         truth = model.continuation(seq.request)[seq.outputs : seq.outputs + drafts]
         return [*truth[:1], *(token + 1 for token in truth[1:])]
 
-    engine = engine_of(model, depth=depth, drafter=half_right if drafts else None)
+    engine = engine_of(model, depth=depth, drafter=half_right if drafts else None, max_num_batched_tokens=24)
     wanted = [request(name, range(20 + i), 20) for i, name in enumerate("abc")]
     for each in wanted:
         engine.add(each)
@@ -413,7 +413,7 @@ def test_preempted_with_a_token_on_its_way(depth: int, drafts: int) -> None:
         out.take(engine.step())
         check(engine)
         running = [seq for seq in engine.scheduler.roster.running if seq.in_flight]
-        if steps % 4 == 1 and running:
+        if steps % 3 == 1 and running:
             engine.scheduler.roster.preempt(running[-1])
         steps += 1
     assert engine.stats().preemptions >= 2 and engine.stats().failed_steps == 0
