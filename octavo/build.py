@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
-from octavo.config import ConfigError, EngineConfig, cache_dir
+from octavo.config import ConfigError, EngineConfig, cache_dir, environment_threads
 from octavo.devices import select_device
 from octavo.devices.memory import available_memory
 from octavo.engine import Engine, build_engine
@@ -154,7 +154,8 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
         check_quantization(config.quantization, method, kinds)
         activation_type, why = activations(config, kinds)
-        device = select_device(config.device, config.threads, activation_type)
+        threads = environment_threads() if config.threads is None else config.threads
+        device = select_device(config.device, threads, activation_type)
         free, source = available_memory()
         layout = architecture.make(model_config, model_config.max_position_embeddings)
         free -= checkpoint.total_bytes
@@ -168,6 +169,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             f"{name}, {model_config.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
             f"{'/'.join(sorted(kinds))} weights",
             *device.notes,
+            *(["OMP_NUM_THREADS sets the number of threads"] if threads is not None and config.threads is None else []),
             why,
             *resolved.notes,
         )

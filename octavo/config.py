@@ -1,6 +1,7 @@
 """What a user may say: one flat, frozen value. Flags, help, keyword arguments and checks all come from its fields.
 
-This is the only module that reads environment variables: OCTAVO_CACHE, XDG_CACHE_HOME, OCTAVO_API_KEY, VLLM_API_KEY.
+This is the only module that reads environment variables: OCTAVO_CACHE, XDG_CACHE_HOME, OCTAVO_API_KEY, VLLM_API_KEY,
+OMP_NUM_THREADS.
 Those of the model hub (HF_TOKEN, HF_HUB_OFFLINE, HF_HOME) are left to its library.
 """
 
@@ -149,7 +150,8 @@ class EngineConfig:
 
     # -- device
     device: str = _option("auto", "device", "Where the model runs.", choices=("auto", "cpu", "reference"))
-    threads: int | None = _option(None, "device", "Compute threads. Default: the CPUs this process may use.", kind=int,
+    threads: int | None = _option(None, "device", "Compute threads. Default: OMP_NUM_THREADS, else the CPUs this "
+                                "process may use.", kind=int,
                                   least=1)
     cpu_activations: str = _option("auto", "device", "Type of activations in matrix products on the CPU; float32 is "
                                    "the most exact, int8 the fastest.", choices=("auto", "float32", "int16", "int8"))
@@ -340,6 +342,12 @@ def environment_api_key() -> tuple[str, ...]:
     """The key from OCTAVO_API_KEY, or VLLM_API_KEY; empty where neither is set."""
     key = os.environ.get("OCTAVO_API_KEY") or os.environ.get("VLLM_API_KEY")
     return (key,) if key else ()
+
+
+def environment_threads() -> int | None:
+    """The number of threads in OMP_NUM_THREADS; None where it holds no single positive number."""
+    text = os.environ.get("OMP_NUM_THREADS") or ""
+    return int(text) if re.fullmatch(r"0*[1-9]\d{0,4}", text) else None
 
 
 def cache_dir() -> Path:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-import logging
 import math
 from enum import IntEnum
 from typing import Any, TypeVar
 
 import msgspec
-
-logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 16384
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -24,8 +21,6 @@ MAX_BAD_WORDS = 128
 MAX_JSON_DEPTH = 64
 GREEDY_BELOW = 1e-5
 """Temperatures under this mean greedy decoding."""
-LEAST_TEMPERATURE = 0.01
-"""Smaller ones would overflow logits / temperature; they are raised to this."""
 
 _T = TypeVar("_T")
 
@@ -303,9 +298,6 @@ def _check_temperature(p: SamplingParams) -> None:
     p.temperature = _number("temperature", p.temperature, 0, 2)
     if p.temperature < GREEDY_BELOW:
         p.temperature, p.top_p, p.top_k, p.min_p = 0.0, 1.0, 0, 0.0
-    elif p.temperature < LEAST_TEMPERATURE:
-        logger.warning("temperature %s is too small to compute with; using %s", p.temperature, LEAST_TEMPERATURE)
-        p.temperature = LEAST_TEMPERATURE
 
 
 def _check_lengths(p: SamplingParams) -> None:

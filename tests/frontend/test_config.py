@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import octavo
-from octavo.config import ConfigError, EngineConfig, add_flags, cache_dir, count, length, size
+from octavo.config import ConfigError, EngineConfig, add_flags, cache_dir, count, environment_threads, length, size
 from octavo.unbuilt import NO_MEANING, UNBUILT, keyword
 
 
@@ -200,6 +200,16 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == Path("/x/octavo")
     monkeypatch.setenv("OCTAVO_CACHE", "/y")
     assert cache_dir() == Path("/y")
+
+
+@pytest.mark.parametrize(("text", "threads"), [
+    ("3", 3), ("", None), ("0", None), ("-1", None), ("4,2", None), ("x", None),
+])
+def test_threads_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, threads: int | None) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert environment_threads() == threads
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert environment_threads() is None
 
 
 def test_only_the_configuration_reads_the_environment() -> None:

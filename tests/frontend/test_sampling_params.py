@@ -100,13 +100,10 @@ def test_greedy_turns_the_filters_off() -> None:
         SamplingParams(temperature=0, n=2)
 
 
-def test_tiny_temperatures_are_raised(caplog: pytest.LogCaptureFixture) -> None:
-    params = SamplingParams(temperature=0.001, top_p=0.5)
-    assert (params.temperature, params.top_p) == (0.01, 0.5)
-    assert "0.001" in caplog.text
-    caplog.clear()
-    assert SamplingParams(temperature=0.01).temperature == 0.01
-    assert not caplog.records
+@pytest.mark.parametrize("temperature", [1e-5, 1e-4, 0.001, 0.01])
+def test_tiny_temperatures_are_kept(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_p=0.5)
+    assert (params.temperature, params.top_p, params.greedy) == (temperature, 0.5, False)
 
 
 def test_other_spellings() -> None:
