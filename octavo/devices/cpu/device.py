@@ -34,7 +34,8 @@ class CpuDevice:
         allowed = allowed_cpus() if threads is None else AllowedCpus(threads, "it was asked for")
         self.threads = allowed.threads
         self.pool = self.native.Pool(self.threads)
-        self.notes = (f"{self.threads} {'thread' if self.threads == 1 else 'threads'} because {allowed.reason}",)
+        noun = "thread" if self.threads == 1 else "threads"
+        self.notes: tuple[str, ...] = (f"{self.threads} {noun} because {allowed.reason}",)
         """What start-up should say about the device."""
         self.store = self.native.Store()
         self.weight_bytes = 0
