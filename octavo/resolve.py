@@ -111,7 +111,7 @@ def resolve(
         kv=spec,
         limits=BatchLimits(
             tokens=config.max_num_batched_tokens,
-            sequences=config.max_num_seqs * config.depth,
+            sequences=config.max_num_seqs,
             rows=config.max_num_batched_tokens,
             max_model_len=length,
         ),
