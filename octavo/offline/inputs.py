@@ -51,9 +51,10 @@ def read_prompts(prompts: PromptType | Sequence[PromptType]) -> list[Prompt]:
 
 
 def read_prompt(prompt: Any, name: str) -> Prompt:
-    """One prompt; `name` is what to call it in an error."""
+    """One prompt; `name` is what to call it in an error. Whether an empty text is a prompt is for the tokenizer to say:
+    it is where the model wants BOS before every text."""
     if isinstance(prompt, str):
-        return Prompt(_not_empty(prompt, name), None)
+        return Prompt(prompt, None)
     if not isinstance(prompt, Mapping):
         return Prompt(None, _ids(prompt, name))
     unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
@@ -68,7 +69,7 @@ def read_prompt(prompt: Any, name: str) -> Prompt:
     text = prompt.get("prompt")
     if not isinstance(text, str):
         raise ValueError(f"{name} must have text as its prompt, or prompt_token_ids, got {text!r}.")
-    return Prompt(_not_empty(text, name), None, salt)
+    return Prompt(text, None, salt)
 
 
 def _is_ids(value: Any) -> bool:
@@ -85,9 +86,3 @@ def _ids(value: Any, name: str) -> tuple[int, ...]:
     if not ids:
         raise ValueError(f"The decoder prompt cannot be empty: {name} has no tokens.")
     return ids
-
-
-def _not_empty(text: str, name: str) -> str:
-    if not text:
-        raise ValueError(f"The decoder prompt cannot be empty: {name} has no text.")
-    return text

@@ -18,14 +18,13 @@ from octavo.offline.inputs import Prompt, read_prompts
     ([[1, 2], [3]], [Prompt(None, (1, 2)), Prompt(None, (3,))]),
     (("a", "b"), [Prompt("a", None), Prompt("b", None)]),
     ([], []),
+    ("", [Prompt("", None)]),
 ])
 def test_spellings(given: Any, found: list[Prompt]) -> None:
     assert read_prompts(given) == found
 
 
 @pytest.mark.parametrize(("given", "text"), [
-    ("", "cannot be empty"),
-    (["a", ""], "cannot be empty: prompt 1"),
     ([[]], "cannot be empty: prompt 0"),
     ({"prompt_token_ids": []}, "cannot be empty"),
     ([1, "a"], "token ids"),
