@@ -62,7 +62,6 @@ def _linear(p: Mapping[str, Any], base: float, rotated: int, native: int, length
 
 
 def _dynamic(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:
-    native = int(p.get("original_max_position_embeddings") or native)
     if length > native:
         factor = float(p["factor"])
         base = base * (factor * length / native - (factor - 1)) ** (rotated / (rotated - 2))

@@ -23,11 +23,11 @@ HIDDEN = 128
 
 def write_successor(
     folder: Path, chain: Sequence[int], tokenizer: Path, *, vocab_size: int = 49152, eos: object = 2,
-    generation: dict[str, Any] | None = None, shift: float = 4.0,
+    generation: dict[str, Any] | None = None, size: float = 1.0,
 ) -> Path:
     """Write the checkpoint of `chain` (distinct token ids) with the tokenizer of the folder `tokenizer`.
 
-    `eos`: eos_token_id of config.json; `generation`: generation_config.json; `shift`: scale of the head's rows.
+    `eos`: eos_token_id of config.json; `generation`: generation_config.json; `size`: length of the embeddings, and so of the hidden states.
     Returns `folder`.
     """
     assert len(set(chain)) == len(chain), "a token has one successor"
@@ -36,12 +36,12 @@ def write_successor(
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
     head = np.zeros((vocab_size, HIDDEN), np.float32)
     for token, following in zip(chain, chain[1:], strict=False):
-        head[following] = shift * embedding[token]
+        head[following] = 4 * embedding[token]
     layer = "model.layers.0."
     square = np.eye(HIDDEN, dtype=np.float32)
     ones, nothing = np.ones(HIDDEN, np.float32), np.zeros((HIDDEN, HIDDEN), np.float32)
     tensors = {
-        "model.embed_tokens.weight": embedding, "lm_head.weight": head, "model.norm.weight": ones,
+        "model.embed_tokens.weight": size * embedding, "lm_head.weight": head, "model.norm.weight": ones,
         layer + "input_layernorm.weight": ones, layer + "post_attention_layernorm.weight": ones,
         **{f"{layer}self_attn.{name}_proj.weight": square for name in "qkv"},
         layer + "self_attn.o_proj.weight": nothing,
