@@ -107,7 +107,7 @@ class ChunkCap:
 
     REFRESH = 64
 
-    def __init__(self, stretch: float = 2.0, floor: int = 16, first: int = 128) -> None:
+    def __init__(self, stretch: float = 2.0, floor: int = 4, first: int = 64) -> None:
         self.stretch = stretch
         self.floor = floor
         self.first = first
