@@ -27,7 +27,8 @@ def write_successor(
 ) -> Path:
     """Write the checkpoint of `chain` (distinct token ids) with the tokenizer of the folder `tokenizer`.
 
-    `eos`: eos_token_id of config.json; `generation`: generation_config.json; `size`: length of the embeddings, and so of the hidden states.
+    `eos`: eos_token_id of config.json; `generation`: generation_config.json; `size`: length of the
+    embeddings, and so of the hidden states.
     Returns `folder`.
     """
     assert len(set(chain)) == len(chain), "a token has one successor"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
 import time
 from typing import Any
 
@@ -113,10 +116,6 @@ def test_abort_01_a_client_that_goes_away(real: Real, path: str, stream: bool) -
 
 def _sent(real: Real, path: str, body: dict[str, Any]) -> Any:
     """A connection of its own on which a request has been sent, closed at the end of the block."""
-    import contextlib
-    import json
-    import socket
-
     host, port = real.url.removeprefix("http://").split(":")
     raw = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)))
