@@ -175,11 +175,13 @@ class _Client(ABC):
         return self._status
 
     async def start(self) -> ModelInfo:
-        self._started = asyncio.get_running_loop().create_future()
-        await self._launch()
+        started: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._started = started
         try:
-            return await self._started
+            await self._launch()
+            return await started
         except BaseException:
+            started.cancel()  # nobody waits for it any longer
             await self.close()
             raise
 

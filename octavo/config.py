@@ -241,6 +241,8 @@ def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
             value = tuple(_json_list(name, value[0]))
         if not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{name} must be a list of strings, got {value!r}.")
+        if not all(item.strip() and _is_text(item) for item in value):
+            raise ConfigError(f"{name} must not be empty, and UTF-8: leave it out, or give a text.")
         return value
     if value is None and default is None:
         return None
@@ -258,10 +260,19 @@ def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
         raise ConfigError(f"{name} must be {'text' if wanted is str else wanted.__name__}, got {value!r}.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise ConfigError(f"{name} must be one of {', '.join(map(str, metadata['choices']))}, got {value!r}.")
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{name} must be less than 2**63.")
+    if isinstance(value, str) and not _is_text(value):
+        raise ConfigError(f"{name} must be UTF-8 text, got {value!r}.")
     if isinstance(value, (int, float)) and not metadata["least"] <= value <= metadata["most"]:
         bound = f"at least {metadata['least']}" if value < metadata["least"] else f"at most {metadata['most']}"
         raise ConfigError(f"{name} must be {bound}, got {value}.")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether `value` can be sent to another process: an argument that is not UTF-8 holds halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _json_list(name: str, text: str) -> list[Any]:

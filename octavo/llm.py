@@ -123,7 +123,7 @@ class LLM:
         for conversation in conversations:
             text = template.render(
                 conversation, add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message, tools=tools, **(chat_template_kwargs or {}))
+                continue_final_message=continue_final_message, tools=tools, variables=chat_template_kwargs)
             prompts.append(Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False))))
         return self._generate(prompts, sampling_params, use_tqdm, priority)
 

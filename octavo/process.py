@@ -99,6 +99,9 @@ def cause(error: Exception) -> str:
     the log and their type in the line."""
     if isinstance(error, (ValueError, OSError)):
         return str(error) or type(error).__name__
+    if isinstance(error, MemoryError):
+        return ("there is not enough memory: lower --max-num-batched-tokens, --max-num-seqs, --max-model-len or "
+                "--kv-cache-memory-bytes")
     logger.error("unexpected error", exc_info=error)
     return f"{type(error).__name__}: {error}"
 

@@ -19,6 +19,8 @@ MAX_CHOICES = 16384
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_JSON_DEPTH = 64
+MOST_FACTOR = 1e20
+"""Logits stay finite numbers of 32 bits when they are multiplied or divided by this, or it is added to them."""
 GREEDY_BELOW = 1e-5
 """Temperatures under this mean greedy decoding."""
 
@@ -135,7 +137,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
     frequency_penalty: float = 0.0
     """[-2, 2]: subtracted once per time the token is in the output."""
     repetition_penalty: float = 1.0
-    """> 0: divides (or multiplies, where negative) the logit of each token of prompt and output."""
+    """[1e-20, 1e20]: divides (or multiplies, where negative) the logit of each token of prompt and output."""
     temperature: float = 1.0
     """[0, 2]; below 1e-5 is greedy and turns top_p, top_k and min_p off."""
     top_p: float = 1.0
@@ -174,7 +176,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
     """Tokens per streamed output."""
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
-    """Added to the logits of these token ids."""
+    """Added to the logits of these token ids; cut to [-1e20, 1e20]."""
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     extra_args: dict[str, Any] | None = None
@@ -274,6 +276,7 @@ def _check_numbers(p: SamplingParams) -> None:
     if p.repetition_penalty <= 0:
         raise ParameterError(f"repetition_penalty must be greater than zero, got {p.repetition_penalty}.",
                              "repetition_penalty", p.repetition_penalty)
+    _number("repetition_penalty", p.repetition_penalty, 1 / MOST_FACTOR, MOST_FACTOR)
     p.top_p = _number("top_p", p.top_p)
     if not 0 < p.top_p <= 1:
         raise ParameterError(f"top_p must be in (0, 1], got {p.top_p}.", "top_p", p.top_p)
@@ -284,8 +287,6 @@ def _check_numbers(p: SamplingParams) -> None:
     p.top_k = max(p.top_k, 0)
     if p.seed is not None:
         _integer("seed", p.seed)
-        if not -(1 << 63) <= p.seed < 1 << 64:
-            raise ParameterError(f"seed must fit in 64 bits, got {p.seed}.", "seed", p.seed)
         if p.seed == -1:
             p.seed = None
     for name in ("ignore_eos", "flat_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
@@ -377,7 +378,8 @@ def _check_ids(p: SamplingParams) -> None:
             raise ParameterError(f"logit_bias must map token ids to numbers, got {p.logit_bias!r}.", "logit_bias",
                                  p.logit_bias)
         _ids("logit_bias", list(p.logit_bias))
-        p.logit_bias = {token: _number("logit_bias", bias) for token, bias in p.logit_bias.items()}
+        p.logit_bias = {token: min(MOST_FACTOR, max(-MOST_FACTOR, _number("logit_bias", bias)))
+                        for token, bias in p.logit_bias.items()}
 
 
 def _refuse_unbuilt(p: SamplingParams) -> None:
@@ -423,8 +425,11 @@ def _number(name: str, value: Any, low: float | None = None, high: float | None 
 
 
 def _integer(name: str, value: Any) -> None:
+    """Refuse what is no integer, and what cannot cross to another process."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ParameterError(f"{name} must be an integer, got {value!r} ({type(value).__name__}).", name, value)
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ParameterError(f"{name} must fit in 64 bits, got one of {value.bit_length()} bits.", name, value)
 
 
 def _whole(name: str, value: Any, least: int, note: str = "") -> None:

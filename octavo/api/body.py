@@ -14,6 +14,8 @@ from octavo.api.schemas import Body
 _B = TypeVar("_B", bound=Body)
 _LARGE = 256 * 1024
 """Bodies over this many bytes are parsed beside the event loop."""
+MAX_DEPTH = 128
+"""Levels of objects and lists in a body: what walks through it later may do so by calling itself."""
 
 
 async def parse(request: Request, schema: type[_B], limit: int) -> _B:
@@ -63,11 +65,24 @@ def _decode(raw: bytes) -> dict[str, Any]:
         raise bad_request("The body is nested too deeply.") from None
     except ValueError as error:
         raise bad_request(f"The body is not valid JSON: {error}.") from None
+    if text.count("{") + text.count("[") > MAX_DEPTH and _deeper(data, MAX_DEPTH):
+        raise bad_request(f"The body is nested too deeply: at most {MAX_DEPTH} levels.")
     if not isinstance(data, dict):
         raise bad_request(f"The body must be a JSON object, not {type(data).__name__}.")
     if "\\ud" in text.lower():
         _refuse_lone_surrogates(data)
     return data
+
+
+def _deeper(data: Any, most: int) -> bool:
+    """Whether `data` has more than `most` levels of objects and lists."""
+    level = [data]
+    for _ in range(most):
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)
+                 if isinstance(child, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 def _refuse_lone_surrogates(data: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ def sampling_of(call: Call, max_tokens: int | None, logprobs: int | None, prompt
             values["repetition_detection"] = msgspec.convert(body.repetition_detection, RepetitionDetectionParams)
         except msgspec.ValidationError as error:
             raise bad_request(f"repetition_detection: {error}", "repetition_detection") from None
-    return SamplingParams.from_optional(**values, extra_args=body.vllm_xargs, max_tokens=max_tokens, logprobs=logprobs)
+    return SamplingParams.from_optional(**values, max_tokens=max_tokens, logprobs=logprobs)
 
 
 def defaults_of(info: ModelInfo) -> dict[str, Any]:

@@ -30,6 +30,10 @@ _TYPES = {
 }
 
 
+MAX_MESSAGE = 2000
+"""Characters of a message, and of the name of a field: either may repeat what the caller sent."""
+
+
 class ApiError(Exception):
     """An answer that is an error: HTTP `status`, what is wrong and what to do, and which field is to blame."""
 
@@ -44,8 +48,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _shortened(message)
+        self.param = None if param is None else _shortened(param)
         self.code = status if code is None else code
         self.headers = dict(headers or {})
 
@@ -58,6 +62,12 @@ class ApiError(Exception):
         """The whole HTTP answer."""
         body = msgspec.json.encode(self.payload())
         return Response(body, self.status, headers=self.headers, media_type="application/json")
+
+
+def _shortened(text: str) -> str:
+    """`text`, without its middle where it is too long: the end says what to do."""
+    half = MAX_MESSAGE // 2
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]} […] {text[-half:]}"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -65,7 +65,7 @@ class ApiKeys:
     def _known(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        value = given.encode("utf-8", "surrogateescape")
+        value = given.encode("latin-1")  # as it came
         return any([hmac.compare_digest(value, key) for key in self._keys])
 
 

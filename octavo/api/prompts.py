@@ -17,11 +17,11 @@ _R = TypeVar("_R")
 
 _LARGE = 20_000
 """Inputs of more characters than this are worked on beside the event loop."""
-_RENDER_OPTIONS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
-                             "tokenizer", "parse_special", "self"})
+_FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""What a template reads that the body has fields for."""
 
 
-async def beside(size: int, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+async def beside(size: int, function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """`function(...)`, on a thread when `size` says that it takes long."""
     if size <= _LARGE:
         return function(*args, **kwargs)
@@ -67,16 +67,16 @@ def _template(front: Frontend, settings: ServerSettings, own: str | None) -> Cha
 
 def _options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
-    for name in sorted(_RENDER_OPTIONS & variables.keys()):
+    for name in sorted(_FIELDS & variables.keys()):
         raise bad_request(f"chat_template_kwargs cannot set {name}; it has a field of its own.",
                           "chat_template_kwargs")
-    if isinstance(body, ChatBody):
-        if body.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", body.reasoning_effort)
-        variables["documents"] = body.documents or None
+    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    documents = body.documents if isinstance(body, ChatBody) else None
     go_on = bool(body.continue_final_message)
     prompt = not go_on if body.add_generation_prompt is None else body.add_generation_prompt
-    return {**variables, "tools": body.tools or None, "add_generation_prompt": prompt, "continue_final_message": go_on}
+    return {"tools": body.tools or None, "documents": documents or None, "add_generation_prompt": prompt,
+            "continue_final_message": go_on, "variables": variables}
 
 
 def _strings(value: Any) -> list[str]:

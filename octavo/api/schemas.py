@@ -31,6 +31,7 @@ _NOT_BUILT = {
     "audio": "Audio output", "ec_transfer_params": "Encoder transfer", "function_call": "Calling of functions",
     "functions": "Calling of functions", "kv_transfer_params": "KV transfer", "mm_payload": "Media input",
     "prompt_embeds": "Embedding input", "use_beam_search": "Beam search over HTTP",
+    "vllm_xargs": "Passing on of extra arguments",
     "web_search_options": "Web search",
 }
 
@@ -84,7 +85,6 @@ class GenerationBody(Body):
     logprob_token_ids: list[int] | None = None
     repetition_detection: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
-    vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
@@ -97,7 +97,7 @@ class GenerationBody(Body):
     cache_salt: str | None = Field(default=None, min_length=1, max_length=128)
     response_format: dict[str, Any] | None = None
 
-    @field_validator("repetition_detection", "vllm_xargs")
+    @field_validator("repetition_detection")
     @classmethod
     def _empty_is_absent(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         return value or None

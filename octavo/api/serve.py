@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import uvicorn
@@ -176,11 +177,11 @@ class Server:
         config = self._config
         try:
             info, text = await asyncio.gather(engine.start(), _beside(self._parts.text, config))
+            factory = text.factory(info, config)
         except Exception as error:
             known = isinstance(error, (EngineUnavailable, ValueError, OSError))
             logger.log(logging.DEBUG if known else logging.ERROR, "cannot load the model", exc_info=error)
             raise CannotServe(str(error) if known else f"{type(error).__name__}: {error}") from None
-        factory = text.factory(info, config)
         self._service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config))
         return info
 
@@ -206,9 +207,23 @@ class Server:
         await asyncio.gather(serving, hurry, return_exceptions=True)
 
 
+def check_tls(config: EngineConfig) -> None:
+    """See that the TLS files are there, where any are named.
+
+    Raises:
+        CannotServe: one cannot be read.
+    """
+    for path in filter(None, (config.ssl_certfile, config.ssl_keyfile)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise CannotServe(f"cannot read the TLS file {path}: {error.strerror or error}.") from None
+
+
 def serve(config: EngineConfig, settings: ServerSettings, parts: Parts) -> int:
     """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
     try:
+        check_tls(config)
         listening = bind(config.host, config.port)
         with listening:
             asyncio.run(_until_signal(config, settings, listening, parts))

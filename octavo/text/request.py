@@ -29,6 +29,9 @@ class ContextLengthError(ParameterError):
 class RequestFactory:
     """Makes the requests of one model.
 
+    Raises:
+        ParameterError: `default_sampling` has a value that no request may have.
+
     Args:
         template: the chat template; kept for callers that hold the factory only.
         max_model_len: context length: prompt and output tokens together.
@@ -55,6 +58,19 @@ class RequestFactory:
         self.eos_ids = tuple(id for id in dict.fromkeys((*eos_ids, *tokenizer.eos_ids)) if 0 <= id < vocab_size)
         self.default_sampling = dict(default_sampling or {})
         self.max_logprobs = max_logprobs
+        self._check_defaults()
+
+    def _check_defaults(self) -> None:
+        """Whoever set the defaults hears of a mistake in them, and not every caller of the model."""
+        try:
+            self.defaults()
+        except ParameterError as error:
+            raise ParameterError(
+                f"The model's default sampling parameters are wrong: {error} Set others with "
+                "--override-generation-config, or leave them out with --generation-config vllm.",
+                error.parameter,
+                error.value,
+            ) from None
 
     def defaults(self) -> SamplingParams:
         """The sampling parameters of a request that names none."""
@@ -100,6 +116,9 @@ class RequestFactory:
             ParameterError: an id outside the vocabulary, an empty prompt, or a parameter that does not fit the model.
         """
         sampling.verify(self.vocab_size, self.max_logprobs)
+        if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
+            raise ParameterError("priority must be an integer that fits in 64 bits.", "priority",
+                                 priority)
         ids = self.encode(prompt, add_special_tokens, truncate_prompt_tokens)
         max_tokens = self._max_tokens(len(ids), sampling, cut_max_tokens)
         stop_ids = tuple(sampling.stop_token_ids or ())

@@ -18,6 +18,8 @@ Message = Mapping[str, Any]
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _PROBE = "octavo probe"
 _PRIVATE = range(0xE000, 0xF8FF)
+_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""What `render` gives to a template itself."""
 
 
 class TemplateError(ValueError):
@@ -88,14 +90,14 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation. It holds its own special tokens: encode it without adding any.
 
         Args:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end inside the last message instead, so that the model goes on with it.
-            variables: further variables for the template.
+            variables: further variables for the template, of any name but those of the parameters.
 
         Raises:
             TemplateError: no template, a wrong combination or message, or an error in or raised by the template.
@@ -105,6 +107,8 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message cannot both be true: set add_generation_prompt to "
                 "false to continue the last message."
             )
+        for name in sorted(_PARAMETERS & (variables or {}).keys()):
+            raise TemplateError(f"the variables of a chat template cannot set {name}, which is a parameter of its own.")
         name = self._choose(tools)
         if not messages:
             raise TemplateError("messages is empty: a chat needs at least one message.")
@@ -117,7 +121,7 @@ class ChatTemplate:
             self._templates[name],
             {
                 **self._special_tokens,
-                **variables,
+                **(variables or {}),
                 "messages": prepared,
                 "tools": list(tools) if tools else None,
                 "documents": list(documents) if documents else None,

@@ -170,7 +170,12 @@ def test_chat_template_of_a_request_where_it_is_trusted() -> None:
         assert httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": endless}).status_code == 400
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_chat_template_kwargs_may_have_any_other_name(api: Api) -> None:
+    names = ("size", "function", "self", "tokenizer", "parse_special", "args", "kwargs", "a b", "")
+    assert api.chat(chat_template_kwargs=dict.fromkeys(names, 1), max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"])
 def test_chat_template_kwargs_cannot_replace_fields(api: Api, name: str) -> None:
     response = api.chat(chat_template_kwargs={name: []})
     assert response.status_code == 400 and response.json()["error"]["param"] == "chat_template_kwargs"

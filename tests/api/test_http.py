@@ -49,6 +49,29 @@ def test_http_03_malformed_bodies(api: Api, path: str, raw: bytes) -> None:
     error_of(response)
 
 
+@pytest.mark.parametrize("opening, closing", [("[", "]"), ('{"a":', "}")])
+def test_http_03_deep_bodies(api: Api, opening: str, closing: str) -> None:
+    def ask(levels: int, field: str) -> httpx.Response:
+        deep = opening * levels + "1" + closing * levels
+        message = '{"role": "user", "content": "<eos>", "name": "\\ud83d\\ude42"}'
+        raw = f'{{"messages": [{message}], "max_tokens": 1, "{field}": {{"x": {deep}}}}}'
+        return api.http.post(BOTH[1], content=raw, headers=JSON)
+
+    for field in ("chat_template_kwargs", "metadata", "unknown"):
+        assert ask(120, field).status_code == 200
+        for levels in (127, 500, 900, 960):
+            response = ask(levels, field)
+            assert response.status_code == 400 and "nested too deeply" in str(error_of(response)["message"])
+
+
+def test_http_03_errors_repeat_only_a_part_of_what_was_sent(api: Api) -> None:
+    for response in (api.completion(model="m" * 100_000), api.completion(logit_bias={"9" * 4000: 1}),
+                     api.http.post(BOTH[0], content=b'{"' + b"k" * 50_000 + b'\\ud800": 1}', headers=JSON)):
+        error = error_of(response)
+        assert len(response.content) < 8000
+        assert "[…]" in str(error["message"])
+
+
 def test_http_03_other_content_types(api: Api) -> None:
     raw = json.dumps({**GREEDY, "prompt": "a", "max_tokens": 1})
     response = api.http.post(BOTH[0], content=raw, headers={"Content-Type": "text/plain"})
@@ -170,6 +193,13 @@ def test_http_api_keys_close_everything_but_health() -> None:
             assert http.get("/v1/models", headers={"Authorization": wrong.encode()}).status_code == 401
         for header in ({"Authorization": "Bearer secret"}, {"Authorization": "bearer other"}, {"X-Api-Key": "secret"}):
             assert http.get("/v1/models", headers=header).status_code == 200
+
+
+def test_http_api_keys_may_be_any_text() -> None:
+    with running(parts_of(ScriptEngine()), api_key=("clé",)) as url:
+        for key, status in (("clé".encode(), 200), ("clé".encode("latin-1"), 401), (b"x", 401)):
+            response = httpx.get(f"{url}/v1/models", headers={"Authorization": b"Bearer " + key})
+            assert response.status_code == status
 
 
 def test_http_health_says_503_while_loading() -> None:

@@ -59,7 +59,8 @@ def test_input_half_a_surrogate_pair_is_refused(api: Api) -> None:
     assert response.json()["choices"][0]["text"].startswith("🙂")
 
 
-@pytest.mark.parametrize("field, value", [("suffix", "end"), ("use_beam_search", True), ("prompt_embeds", "abc")])
+@pytest.mark.parametrize("field, value", [("suffix", "end"), ("use_beam_search", True), ("prompt_embeds", "abc"),
+                                          ("vllm_xargs", {"a": 1})])
 def test_input_what_is_not_built_is_refused(api: Api, field: str, value: object) -> None:
     response = api.completion(**{field: value})
     assert response.status_code == 400 and response.json()["error"]["param"] == field
@@ -69,3 +70,12 @@ def test_input_cache_salt_and_priority_reach_the_engine(api: Api) -> None:
     api.completion(max_tokens=1, cache_salt="mine", priority=3)
     assert (api.engine.seen[0].salt, api.engine.seen[0].priority) == ("mine", 3)
     assert api.completion(cache_salt="").status_code == 400
+
+
+@pytest.mark.parametrize("field", ["priority", "top_k", "seed", "max_tokens", "min_tokens", "n", "logprobs"])
+@pytest.mark.parametrize("value", [2**64, 10**30, -(2**63) - 1, 10**4000], ids=("64", "30", "least", "4000"))
+def test_input_integers_that_no_engine_can_hold_are_refused(api: Api, field: str, value: int) -> None:
+    raw = f'{{"prompt": "a", "{field}": {value}}}'
+    response = api.http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["param"] == field
+    assert "64 bits" in response.json()["error"]["message"] and len(response.content) < 300

@@ -15,10 +15,13 @@ import httpx
 import psutil
 import pytest
 
-from octavo.api.serve import CannotServe, Server, bind
+from octavo.api.serve import CannotServe, Server, bind, serve
 from octavo.api.settings import ServerSettings
 from octavo.config import EngineConfig
-from tests.api.harness import GREEDY, ScriptEngine, parts_of, until
+from octavo.info import ModelInfo
+from octavo.sampling_params import ParameterError
+from octavo.text.request import RequestFactory
+from tests.api.harness import GREEDY, ScriptEngine, TinyText, make_tokenizer, parts_of, until
 
 SERVER = """
 import sys
@@ -109,6 +112,27 @@ def test_start_tls_files_that_are_not_there() -> None:
             await Server(config, ServerSettings(), listening, parts, lambda info: None).run()
 
     with pytest.raises(CannotServe, match="HTTP server cannot"):
+        asyncio.run(run())
+
+
+def test_start_missing_tls_files_are_named_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    config = EngineConfig(model="tiny", ssl_keyfile="/no/key", ssl_certfile="/no/cert")
+    assert serve(config, ServerSettings(), parts_of(ScriptEngine())) == 1
+    assert capsys.readouterr() == ("", "octavo: error: cannot read the TLS file /no/cert: No such file or directory.\n")
+
+
+def test_start_wrong_sampling_defaults_end_the_server() -> None:
+    class Wrong(TinyText):
+        def factory(self, info: ModelInfo, config: EngineConfig) -> RequestFactory:
+            raise ParameterError("The defaults are wrong.")
+
+    parts = parts_of(ScriptEngine())._replace(text=lambda config: Wrong(make_tokenizer(), None))
+
+    async def run() -> None:
+        with bind("127.0.0.1", 0) as listening:
+            await Server(EngineConfig(model="tiny"), ServerSettings(), listening, parts, lambda info: None).run()
+
+    with pytest.raises(CannotServe, match="^The defaults are wrong.$"):
         asyncio.run(run())
 
 

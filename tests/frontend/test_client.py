@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -310,6 +311,7 @@ def test_a_cancelled_start_leaves_no_process() -> None:
 
 PARENT = """
 import asyncio
+import gc
 from octavo.client import Process
 from octavo.config import EngineConfig
 from octavo.sampling_params import SamplingParams
@@ -375,3 +377,24 @@ def test_an_idle_engine_is_left_alone() -> None:
         await client.close()
 
     asyncio.run(main())
+
+
+def test_a_launch_that_fails_leaves_no_process_and_no_future() -> None:
+    class Broken(Process):
+        async def _launch(self) -> None:
+            await super()._launch()
+            raise OverflowError("cannot be sent")
+
+    complaints: list[dict[str, object]] = []
+
+    async def run() -> int | None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        client = Broken(CONFIG, "tests.frontend.fake_build:slow")
+        with pytest.raises(OverflowError, match="cannot be sent"):
+            await client.start()
+        return client.pid
+
+    pid = asyncio.run(run())
+    gc.collect()
+    assert pid is not None and not psutil.pid_exists(pid)
+    assert complaints == []

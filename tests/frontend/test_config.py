@@ -218,3 +218,21 @@ def test_only_the_configuration_reads_the_environment() -> None:
     found = [str(path.relative_to(root)) for path in root.rglob("*.py") if reads.search(path.read_text())]
     assert found == ["config.py"]
     assert len(set(re.findall(r'environ\.get\("(\w+)"\)', (root / "config.py").read_text()))) <= 5
+
+
+@pytest.mark.parametrize("option", [{"api_key": ("",)}, {"api_key": "  "}, {"served_model_name": ["a", ""]}])
+def test_empty_texts_in_lists_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must not be empty"):
+        EngineConfig(**option)
+
+
+@pytest.mark.parametrize("option", [
+    {"max_model_len": 10**30}, {"kv_cache_memory_bytes": "9" * 40}, {"seed": -(2**63) - 1}, {"seed": 2**63},
+    {"model": "a\udcff"}, {"chat_template": "{{ '\ud800' }}"}, {"served_model_name": ("\udcff",)},
+])
+def test_what_cannot_cross_processes_is_refused(option: dict[str, Any]) -> None:
+    [name] = option
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig(**option)
+    largest = EngineConfig(seed=2**63 - 1, max_model_len=2**63 - 1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(largest), type=EngineConfig) == largest

@@ -209,3 +209,18 @@ def test_beam_search_and_repetition() -> None:
 def test_parameters_cross_processes_unchanged(params: SamplingParams) -> None:
     request = Request(id="r", prompt=(1, 2), sampling=params, seed=2**64 - 1, max_tokens=4)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e-45, 2e-38, 9e-21, 1.1e20, 1e308])
+def test_penalties_that_leave_no_finite_logits_are_refused(value: float) -> None:
+    with pytest.raises(ParameterError, match="repetition_penalty must be in") as caught:
+        SamplingParams(repetition_penalty=value)
+    assert caught.value.parameter == "repetition_penalty"
+
+
+def test_extreme_numbers_that_are_taken() -> None:
+    assert SamplingParams(repetition_penalty=1e-20).repetition_penalty == 1e-20
+    assert SamplingParams(logit_bias={1: -1e308, 2: 1e39, 3: -5}).logit_bias == {1: -1e20, 2: 1e20, 3: -5}
+    assert SamplingParams(top_k=2**64 - 1).top_k == 2**64 - 1
+    with pytest.raises(ParameterError, match="top_k must fit in 64 bits, got one of 65 bits"):
+        SamplingParams(top_k=2**64)

@@ -187,3 +187,18 @@ def test_defaults() -> None:
     request = makes.make("r", ids(1), makes.defaults(), priority=3, arrival=9, salt="s", deadline=1.5, adapter=2)
     assert (request.priority, request.arrival, request.salt, request.deadline, request.adapter) == (3, 9, "s", 1.5, 2)
     assert makes.output(request) is not None
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": "hot"}, {"top_p": 7.0}, {"stop": [""]}])
+def test_wrong_defaults_are_refused_before_any_request(wrong: dict[str, Any]) -> None:
+    [name] = wrong
+    with pytest.raises(ParameterError, match=f"default sampling parameters are wrong: {name}.*--override-generation"):
+        factory(default_sampling=wrong)
+
+
+@pytest.mark.parametrize("priority", [2**63, -(2**63) - 1, 1.5, "1", None])
+def test_priorities_that_no_engine_can_hold_are_refused(priority: Any) -> None:
+    with pytest.raises(ParameterError, match="64 bits") as error:
+        make(ids(3), priority=priority)
+    assert error.value.parameter == "priority"
+    assert make(ids(3), priority=-(2**63)).priority == -(2**63)

@@ -243,7 +243,18 @@ def test_safe_encoding_is_exact_for_plain_messages() -> None:
 
 def test_variables_reach_the_template() -> None:
     chat = ChatTemplate("{{ enable_thinking }} {{ messages | length }}")
-    assert chat.render([USER], enable_thinking=False) == "False 1"
+    assert chat.render([USER], variables={"enable_thinking": False}) == "False 1"
+
+
+def test_variables_may_have_any_name_but_those_of_parameters(smollm: Tokenizer) -> None:
+    variables = {"self": "a", "tokenizer": "b", "name": "c", "parse_special": "d", "size": "e", "function": "f"}
+    chat = ChatTemplate("".join(f"{{{{ {name} }}}}" for name in variables if name != "self"))
+    for special in (False, True):
+        ids = chat.encode(smollm, [USER], parse_special=special, variables=variables)
+        assert smollm.decode(ids) == "bcdef"
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"):
+        with pytest.raises(TemplateError, match=f"cannot set {name}"):
+            chat.render([USER], variables={name: []})
 
 
 def test_load_template(tmp_path: Path) -> None:
