@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,15 @@ from typing import Any
 from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
 from octavo.config import ConfigError, EngineConfig, cache_dir, environment_threads
-from octavo.devices import select_device
+from octavo.devices import DeviceUnavailable, select_device
 from octavo.devices.memory import available_memory
 from octavo.engine import Engine, build_engine
 from octavo.info import ModelInfo
-from octavo.models.config import ModelConfig
+from octavo.layers.rope import RopeError
+from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import find
-from octavo.models.weights import load
+from octavo.models.weights import LoadError, load
 from octavo.ops.contract import Device
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
@@ -32,7 +34,7 @@ from octavo.runtime.runner import Runner
 from octavo.text.gguf_tokenizer import from_gguf
 from octavo.text.request import RequestFactory
 from octavo.text.template import ChatTemplate, load_template
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer, TokenizerError
 
 Progress = Callable[[str, int, int], Any]
 """Called as (what is being done, done, total)."""
@@ -98,10 +100,23 @@ def _locate(config: EngineConfig, name: str, revision: str | None, weights: bool
     )
 
 
+@contextmanager
+def _open(path: Path) -> Iterator[Checkpoint]:
+    """The checkpoint at `path`, closed at the end of the block; errors about what it holds name the path."""
+    with open_checkpoint(path) as checkpoint:
+        try:
+            yield checkpoint
+        except (ModelConfigError, LoadError, RopeError, TokenizerError) as error:
+            if str(path) in str(error):
+                raise
+            raise type(error)(f"{path}: {error}") from None
+
+
 def build_text(config: EngineConfig) -> Text:
     """Tokenizer, chat template and generation defaults of the model; reads no weights."""
-    with open_checkpoint(find_model(config)) as checkpoint:
-        tokenizer = _own_tokenizer(config) if config.tokenizer else _tokenizer(checkpoint)
+    asked = _own_tokenizer(config) if config.tokenizer else None
+    with _open(find_model(config)) as checkpoint:
+        tokenizer = _tokenizer(checkpoint) if asked is None else asked
         own = load_template(config.chat_template) if config.chat_template else None
         template = ChatTemplate.of(tokenizer, own)
         generation = _generation(config, checkpoint)
@@ -116,7 +131,7 @@ def _own_tokenizer(config: EngineConfig) -> Tokenizer:
     assert config.tokenizer is not None
     path = _locate(config, config.tokenizer, config.tokenizer_revision, weights=False)
     if path.suffix == ".gguf":
-        with open_checkpoint(path) as checkpoint:
+        with _open(path) as checkpoint:
             return _tokenizer(checkpoint)
     return Tokenizer.from_folder(path)
 
@@ -147,7 +162,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
     """Load the model and make its engine. Raises ValueError (of the kind at fault) with one clear sentence."""
     began = time.perf_counter()
     path = find_model(config)
-    with open_checkpoint(path) as checkpoint:
+    with _open(path) as checkpoint:
         name, architecture = find(checkpoint.config)
         model_config = ModelConfig.read(checkpoint.config, name)
         kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) == 2)
@@ -155,7 +170,10 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         check_quantization(config.quantization, method, kinds)
         activation_type, why = activations(config, kinds)
         threads = environment_threads() if config.threads is None else config.threads
-        device = select_device(config.device, threads, activation_type)
+        try:
+            device = select_device(config.device, threads, activation_type)
+        except DeviceUnavailable as error:
+            raise ConfigError(f"{error} It is correct and slow; choose it with --device reference.") from error
         free, source = available_memory()
         layout = architecture.make(model_config, model_config.max_position_embeddings)
         free -= checkpoint.total_bytes

@@ -105,3 +105,20 @@ def test_quant_09_unknown_quantization_does_not_start(tmp_path: Path, quantizati
     (model / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
     with pytest.raises(ValueError, match=words):
         LLM(str(model))
+
+
+@pytest.mark.parametrize(("file", "content", "words"), [
+    ("config.json", '{"architectures": ["MambaForCausalLM"]}', ["MambaForCausalLM"]),
+    ("config.json", "{not json", ["config.json"]),
+    ("tokenizer.json", None, ["tokenizer"]),
+])
+def test_start_04_broken_folders_end_with_one_clear_line(tmp_path: Path, file: str, content: str | None,
+                                                         words: list[str]) -> None:
+    model = write_successor(tmp_path / "model", (LINE_BREAK, *SAID_IDS, EOS), realmodels.smollm2_hf())
+    if content is None:
+        (model / file).unlink()
+    else:
+        (model / file).write_text(content)
+    line = start_fails(model)
+    assert line.startswith("octavo: error: ") and all(word in line for word in words), line
+    assert str(model) in line
