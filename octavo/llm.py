@@ -22,7 +22,7 @@ from octavo.offline.run import Interrupts, Job, forget, run
 from octavo.outputs import BeamSearchOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.text.request import RequestFactory
-from octavo.text.template import ChatTemplate, Message
+from octavo.text.template import ChatTemplate, Message, texts_in
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import Request, TokenLogprobs
 from octavo.wire import Engine
@@ -108,10 +108,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer conversations: one list of messages, or a list of such lists.
 
+        Control tokens spelled out in a message stay plain text, so that no message can forge a turn.
+
         Raises:
             ValueError: as `generate`; or the template cannot render the messages.
         """
         _no_lora(lora_request)
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise ValueError(f"messages must be a list of messages, or of such lists, got {type(messages).__name__}.")
         template = self._template
         if chat_template is not None or chat_template_content_format != "auto":
             template = ChatTemplate.of(self._tokenizer, chat_template, chat_template_content_format)
@@ -121,10 +125,16 @@ class LLM:
         conversations: Any = messages if several else [messages]
         prompts = []
         for conversation in conversations:
-            text = template.render(
-                conversation, add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message, tools=tools, variables=chat_template_kwargs)
-            prompts.append(Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False))))
+            options: dict[str, Any] = {
+                "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
+                "tools": tools, "variables": chat_template_kwargs}
+            text = template.render(conversation, **options)
+            given = "\0".join(texts_in([conversation, tools, chat_template_kwargs]))
+            if self._tokenizer.control_pattern.search(given):  # typed by somebody: it stays text, as in the server
+                ids = template.encode(self._tokenizer, conversation, parse_special=False, **options)
+            else:
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+            prompts.append(Prompt(text, tuple(ids)))
         return self._generate(prompts, sampling_params, use_tqdm, priority)
 
     def beam_search(
@@ -155,9 +165,11 @@ class LLM:
         for output in outputs:
             for sequence in output.sequences:
                 sequence.text = self._tokenizer.decode(sequence.tokens, skip_special_tokens=params.skip_special_tokens)
-                for step in sequence.logprobs:
-                    for token, candidate in step.items():
-                        candidate.decoded_token = self._tokenizer.token(token)
+        # beams that grew from one share its steps
+        steps = {id(step): step for output in outputs for sequence in output.sequences for step in sequence.logprobs}
+        for step in steps.values():
+            for token, candidate in step.items():
+                candidate.decoded_token = self._tokenizer.token(token)
         return outputs
 
     def get_tokenizer(self) -> Tokenizer:

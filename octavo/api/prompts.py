@@ -10,7 +10,7 @@ from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend
 from octavo.api.schemas import ChatBody, TokenizeBody
 from octavo.api.settings import ServerSettings
-from octavo.text.template import ChatTemplate
+from octavo.text.template import ChatTemplate, texts_in
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,7 +45,7 @@ async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody 
     """
     template = _template(front, settings, body.chat_template)
     options = _options(body)
-    texts = [*_strings(messages), *_strings(options)]
+    texts = [*texts_in(messages), *texts_in(options)]
     _check_size(front, sum(map(len, texts)))
     typed = front.control_tokens.search("\0".join(texts)) is not None
     # What a template of the caller does may take long however short it is.
@@ -77,21 +77,6 @@ def _options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     prompt = not go_on if body.add_generation_prompt is None else body.add_generation_prompt
     return {"tools": body.tools or None, "documents": documents or None, "add_generation_prompt": prompt,
             "continue_final_message": go_on, "variables": variables}
-
-
-def _strings(value: Any) -> list[str]:
-    """All texts inside `value`."""
-    found: list[str] = []
-    rest = [value]
-    while rest:
-        item = rest.pop()
-        if isinstance(item, str):
-            found.append(item)
-        elif isinstance(item, dict):
-            rest += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple):
-            rest += item
-    return found
 
 
 def _check_size(front: Frontend, characters: int) -> None:

@@ -287,6 +287,21 @@ def _end_mark(messages: Sequence[Message]) -> str:
     return _unused_character(messages)
 
 
+def texts_in(value: Any) -> list[str]:
+    """All texts inside `value`, which is made as JSON is: keys too."""
+    found: list[str] = []
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, Mapping):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            rest += item
+    return found
+
+
 def _break_up(value: Any, pattern: re.Pattern[str], mark: str) -> Any:
     """`value` with `mark` put inside every control token spelled out in one of its strings."""
     if isinstance(value, str):
