@@ -114,6 +114,17 @@ def test_stop_10_runs_of_spaces_in_a_stream(scripted: Real) -> None:
     assert "".join(parts) == SAID and SAID.endswith("    b")
 
 
+def test_stop_14_echo_in_a_stream(real: Real) -> None:
+    body = {"temperature": 0.7, "seed": 4, "max_tokens": 7, "n": 2}
+    plain = [choice["text"] for choice in real.complete(PROMPT, **body)["choices"]]
+    shown: dict[int, list[str]] = {0: [], 1: []}
+    for chunk in real.client.completions.create(model=NAME, prompt=PROMPT, echo=True, stream=True, **body):
+        for choice in chunk.choices:
+            shown[choice.index].append(choice.text)
+    assert ["".join(shown[index]) for index in range(2)] == [PROMPT + text for text in plain]
+    assert all(parts[0].startswith(PROMPT) for parts in shown.values())
+
+
 def test_stop_15_text_with_a_stop_string_that_never_comes(real: Real, baseline: tuple[str, list[str], list[int]]
                                                           ) -> None:
     stop = "\n\n\n\n"
