@@ -259,9 +259,12 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Keywords, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _whole("beam_width", self.beam_width, least=1)
+        if self.beam_width > MAX_CHOICES:
+            raise ParameterError(f"beam_width must be at most {MAX_CHOICES}, got {self.beam_width}.", "beam_width",
+                                 self.beam_width)
         _whole("max_tokens", self.max_tokens, least=1)
         self.temperature = _number("temperature", self.temperature, 0, 2)
-        self.length_penalty = _number("length_penalty", self.length_penalty)
+        self.length_penalty = _number("length_penalty", self.length_penalty, -32, 32)
         if self.structured_outputs is not None:
             raise _unbuilt("structured_outputs", "structured outputs")
 

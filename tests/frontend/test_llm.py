@@ -204,7 +204,7 @@ def test_chat(llm: LLM) -> None:
     assert output.prompt == "<user>hi<assistant>Well"
     (output,) = llm.chat(hello, chat_template="{{ messages[0].content }}{{ mood }}", chat_template_kwargs={"mood": "!"})
     assert output.prompt == "hi!"
-    for wrong in ([], [[]], [{"content": "x"}], ["hi"]):
+    for wrong in ([], [[]], [{"content": "x"}], ["hi"], "hi", {"role": "user", "content": "x"}, None):
         with pytest.raises(ValueError, match="message"):
             llm.chat(wrong)  # type: ignore[arg-type]
 

@@ -188,7 +188,9 @@ def test_structured_outputs_are_checked_then_refused() -> None:
 def test_beam_search_and_repetition() -> None:
     assert BeamSearchParams(2, 5) == BeamSearchParams(beam_width=2, max_tokens=5)
     for wrong in ({"beam_width": 0, "max_tokens": 1}, {"beam_width": 1, "max_tokens": 0},
-                  {"beam_width": 1, "max_tokens": 1, "length_penalty": math.nan}):
+                  {"beam_width": 1, "max_tokens": 1, "length_penalty": math.nan},
+                  {"beam_width": 1, "max_tokens": 1, "length_penalty": 1e308},
+                  {"beam_width": 1, "max_tokens": 1, "length_penalty": -400}, {"beam_width": 16385, "max_tokens": 1}):
         with pytest.raises(ParameterError):
             BeamSearchParams(**wrong)
     with pytest.raises(ParameterError, match="min_count must be at least 2"):
