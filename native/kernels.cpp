@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+#include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "cpu_features.h"
@@ -20,6 +22,7 @@ Kernels select() {
     fill_linear_int16_avx2(table);
     fill_rows_avx2(table);
     fill_attention_avx2(table);
+    fill_store_kv_avx2(table);
     fill_vocabulary_avx2(table);
     return table;
 }
@@ -31,16 +34,25 @@ const Kernels& kernels() {
     return table;
 }
 
-// The rows (tokens x query heads of a KV head) of an item share one pass over K and V; 64 keep scratch in L2.
+// The rows (tokens x query heads of a KV head) of an item share one conversion of K and V; some 64 keep scratch in the
+// second-level cache. Whole tiles of six rows where possible.
 int attend_tokens(const HeadShape& shape) {
     const int group = shape.heads / shape.kv_heads;
-    return group >= 64 ? 1 : 64 / group;
+    const int tokens = std::max(1, 66 / group);
+    const int whole = 6 / std::gcd(group, 6);
+    return tokens < whole ? tokens : tokens / whole * whole;
 }
 
+int attend_begin(const HeadShape& shape, int position) {
+    return shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
+}
+
+int64_t attend_partial(int rows, int head_dim) { return int64_t{rows} * ((head_dim + 7) / 8 * 8 + 2); }
+
 int64_t attend_scratch(const HeadShape& shape) {
-    const int64_t rows = int64_t{attend_tokens(shape)} * (shape.heads / shape.kv_heads);
+    const int rows = attend_tokens(shape) * (shape.heads / shape.kv_heads);
     const int64_t padded = (shape.head_dim + 7) / 8 * 8;
-    return 2 * 32 * padded + rows * (3 * padded + 32 + 8);
+    return 2 * 32 * padded + rows * (padded + 32 + 2) + 2 * attend_partial(rows, shape.head_dim);
 }
 
 }  // namespace octavo

@@ -89,6 +89,10 @@ struct Kernels {
     void (*store_kv)(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm,
                      float eps, const HeadShape&, const LayerCache&, int block, int offset, float* q, float* scratch);
     void (*attend)(const AttendItem&, const HeadShape&);
+    // The same in pieces, with the same bits: the partials of chunks [first, first + count), attend_partial() floats
+    // each, and then the output from the partials of all chunks, in order.
+    void (*attend_part)(const AttendItem&, const HeadShape&, int first, int count, float* partials);
+    void (*attend_join)(const AttendItem&, const HeadShape&, int count, float* partials);
 
     // Largest value; NaN when any value is NaN.
     float (*maximum)(const float* x, int64_t n);
@@ -101,14 +105,19 @@ struct Kernels {
     void (*exp)(const float* x, int64_t n, float* out);
 };
 
-int64_t attend_scratch(const HeadShape&);  // floats
-int attend_tokens(const HeadShape&);       // largest `tokens` of an item
+constexpr int kChunkTokens = 256;  // of the context; a partial softmax begins anew at each multiple
+
+int64_t attend_scratch(const HeadShape&);          // floats
+int64_t attend_partial(int rows, int head_dim);    // floats of the partial softmax of a chunk
+int attend_tokens(const HeadShape&);               // largest `tokens` of an item
+int attend_begin(const HeadShape&, int position);  // first token that a row at `position` sees
 
 void fill_linear_float_avx2(Kernels&);
 void fill_linear_int8_avx2(Kernels&);
 void fill_linear_int16_avx2(Kernels&);
 void fill_rows_avx2(Kernels&);
 void fill_attention_avx2(Kernels&);
+void fill_store_kv_avx2(Kernels&);
 void fill_vocabulary_avx2(Kernels&);
 
 // The table for this CPU. Throws std::runtime_error that names what the CPU lacks.
