@@ -42,6 +42,7 @@ class _Edits:
         self.min_tokens = p.min_tokens
         self.masked = request.masked_ids
         self.bad_words = request.bad_words
+        self.longest = max(map(len, request.bad_words), default=0)
         self.bias = p.logit_bias or {}
         self.allow = np.asarray(p.allowed_token_ids or (), np.int32)
         self.penalties = _penalizes(p)
@@ -72,15 +73,12 @@ class _Edits:
         if position - self.prompt < self.min_tokens:
             out.update(dict.fromkeys(self.masked, -np.inf))
         if self.bad_words:
-            tail = (*self.history[-_LONGEST_BAD_WORD:], *drafts)
+            tail = (*self.history[-self.longest :], *drafts)
             for word in self.bad_words:
                 before = word[:-1]
                 if not before or tail[-len(before) :] == before:
                     out[word[-1]] = -np.inf
         return out
-
-
-_LONGEST_BAD_WORD = 256
 
 
 def _penalizes(p: SamplingParams) -> bool:

@@ -122,6 +122,14 @@ def test_bad_words_ban_the_last_token_of_a_started_word() -> None:
     assert bias_of(model.samplings[0])[8] == -np.inf
 
 
+def test_bad_word_of_any_length_is_seen() -> None:
+    long = tuple(i % 40 for i in range(50))
+    model = Script(8)
+    enter = entering(known=long[:-1], prompt=long[:-1], bad=(long, (1, 2)))
+    make_runner(model).run(StepPlan((Work(0, 0, 49, long[:-1], sample=True),), (enter,)))
+    assert set(bias_of(model.samplings[0])) == {long[-1]}
+
+
 def test_a_slot_forgets_its_last_request() -> None:
     model = Script(8, 9)
     runner = make_runner(model)
