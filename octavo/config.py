@@ -15,7 +15,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ class EngineConfig:
     hf_token: str | None = _option(None, "model", "Token for private repositories. Default: the hub's own login.",
                                    secret=True)
     download_dir: str | None = _option(None, "model", "Where downloads go. Default: the hub's cache.")
-    dtype: str = _option("auto", "model", "Type in which unquantized weights are kept.",
+    dtype: str = _option("auto", "model", "float32 computes with float32 activations and a float32 KV cache; with any "
+                         "value weights stay as they are stored and sums are float32.",
                          choices=("auto", "half", "float16", "bfloat16", "float", "float32"))
     quantization: str | None = _option(None, "model", "Format of the weights. Default: what the checkpoint says.",
                                        flags=("-q",))
@@ -311,7 +312,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         groups[about["group"]] = group
         flag = "--" + option.name.replace("_", "-")
         names = [flag, *about["flags"]]
-        shown = "" if not option.default and option.default not in (0, False) else f" Default: {option.default}."
+        silent = option.default is MISSING or option.default in (None, "", ())
+        shown = "" if silent else f" Default: {option.default}."
         text = (about["help"] + ("" if "Default:" in about["help"] else shown)).replace("%", "%%")
         if about["kind"] is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)

@@ -236,3 +236,11 @@ def test_what_cannot_cross_processes_is_refused(option: dict[str, Any]) -> None:
         EngineConfig(**option)
     largest = EngineConfig(seed=2**63 - 1, max_model_len=2**63 - 1)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(largest), type=EngineConfig) == largest
+
+
+def test_help_says_defaults_in_words() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = parser.format_help()
+    assert "MISSING" not in text and "Default: None" not in text and "Default: ()" not in text
+    assert "Default: 16." in text and "Default: True." in text
