@@ -243,4 +243,5 @@ def test_help_says_defaults_in_words() -> None:
     add_flags(parser)
     text = parser.format_help()
     assert "MISSING" not in text and "Default: None" not in text and "Default: ()" not in text
-    assert "Default: 16." in text and "Default: True." in text
+    words = " ".join(text.split())
+    assert "Default: 16." in words and "Default: True." in words
