@@ -13,6 +13,7 @@ struct CellMeta {
     __m256 scale;
     __m256 minimum;
     __m256i scales;  // Q6_K: the scales of the halves as int16 pairs
+    __m256i zeros;   // by what the sums of activations count: the zero point (Q6_K: times the scales), as int16 pairs
 };
 
 template <int KIND>
@@ -22,9 +23,11 @@ inline CellMeta meta_of(CellPlace at) {
         meta.scale = load_halves(at.head);
         const __m256i low = _mm256_and_si256(load_bytes_s(at.cell), _mm256_set1_epi32(0xffff));
         meta.scales = _mm256_or_si256(low, _mm256_slli_epi32(load_bytes_s(at.cell + 8), 16));
+        meta.zeros = _mm256_slli_epi16(meta.scales, 5);
     } else {
         meta.scale = scale_of<KIND>(at);
         if constexpr (has_minimum(KIND)) meta.minimum = minimum_of<KIND>(at);
+        meta.zeros = _mm256_set1_epi16(zero_point(KIND));
     }
     return meta;
 }
@@ -37,46 +40,52 @@ inline __m256i times(__m256i weights, const int8_t* activations) {
 
 // Exact: sum of (q - zero) * a over the cell (times the sub-scales for Q6_K).
 template <int KIND>
-inline __m256i dot(const __m256i (&w)[8], const int8_t* a, int32_t halves, __m256i scales) {
+inline __m256i dot(const __m256i (&w)[8], const int8_t* a, const int32_t* halves, const CellMeta& meta) {
     const __m256i ones = _mm256_set1_epi16(1);
     const __m256i s01 = _mm256_add_epi16(times(w[0], a), times(w[1], a + 4));
     const __m256i s23 = _mm256_add_epi16(times(w[2], a + 8), times(w[3], a + 12));
     const __m256i s45 = _mm256_add_epi16(times(w[4], a + 16), times(w[5], a + 20));
     const __m256i s67 = _mm256_add_epi16(times(w[6], a + 24), times(w[7], a + 28));
+    __m256i sum;
     if constexpr (KIND == Q6_K) {
-        const __m256i low =
-            _mm256_shuffle_epi8(scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1,
-                                                         4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
-        const __m256i high =
-            _mm256_shuffle_epi8(scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2, 3,
-                                                         2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15));
-        __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
+        const __m256i low = _mm256_shuffle_epi8(
+            meta.scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8,
+                                          9, 8, 9, 12, 13, 12, 13));
+        const __m256i high = _mm256_shuffle_epi8(
+            meta.scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2, 3, 2, 3, 6, 7, 6,
+                                          7, 10, 11, 10, 11, 14, 15, 14, 15));
+        sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s45, high));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s67, high));
-        const __m256i offset = _mm256_madd_epi16(scales, _mm256_set1_epi32(halves));
-        return _mm256_sub_epi32(sum, _mm256_slli_epi32(offset, 5));
+    } else if constexpr (extra_bits(KIND) == 1) {
+        sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s01, s23), ones),
+                               _mm256_madd_epi16(_mm256_add_epi16(s45, s67), ones));
     } else {
-        __m256i sum;
-        if constexpr (extra_bits(KIND) == 1) {
-            sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s01, s23), ones),
-                                   _mm256_madd_epi16(_mm256_add_epi16(s45, s67), ones));
-        } else {
-            sum = _mm256_madd_epi16(_mm256_add_epi16(_mm256_add_epi16(s01, s23), _mm256_add_epi16(s45, s67)), ones);
-        }
-        if constexpr (zero_point(KIND) != 0) {
-            const __m256i zero = _mm256_set1_epi16(zero_point(KIND));
-            sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(zero, _mm256_set1_epi32(halves)));
-        }
-        return sum;
+        sum = _mm256_madd_epi16(_mm256_add_epi16(_mm256_add_epi16(s01, s23), _mm256_add_epi16(s45, s67)), ones);
     }
+    if constexpr (zero_point(KIND) != 0) {
+        sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(meta.zeros, _mm256_set1_epi32(*halves)));
+    }
+    return sum;
 }
 
+// The activations of one group from some row on. By value: stores of results could alias those behind a reference.
+struct Group8 {
+    const int8_t* q;
+    const float* scale;
+    const float* sum;
+    const int32_t* halves;
+
+    Group8(const Act8& x, int64_t index)
+        : q(x.q + index * kCell), scale(x.scale + index), sum(x.sum + index), halves(x.halves + index) {}
+};
+
 template <int KIND>
-inline __m256 add_cell(__m256 acc, const __m256i (&w)[8], const CellMeta& meta, const Act8& x, int64_t index) {
-    const __m256i sum = dot<KIND>(w, x.q + index * kCell, x.halves[index], meta.scales);
-    const __m256 scale = _mm256_mul_ps(meta.scale, _mm256_broadcast_ss(x.scale + index));
+inline __m256 add_cell(__m256 acc, const __m256i (&w)[8], const CellMeta& meta, const Group8& x, int64_t row) {
+    const __m256i sum = dot<KIND>(w, x.q + row * kCell, x.halves + row, meta);
+    const __m256 scale = _mm256_mul_ps(meta.scale, _mm256_broadcast_ss(x.scale + row));
     acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc);
-    if constexpr (has_minimum(KIND)) acc = _mm256_fmadd_ps(meta.minimum, _mm256_broadcast_ss(x.sum + index), acc);
+    if constexpr (has_minimum(KIND)) acc = _mm256_fmadd_ps(meta.minimum, _mm256_broadcast_ss(x.sum + row), acc);
     return acc;
 }
 
@@ -96,8 +105,9 @@ void few_rows(const uint8_t* panel, int cells, const Act8& x, int row, float* ou
         const CellMeta meta = meta_of<KIND>(at);
         __m256i w[8];
         load_quads<KIND>(at.cell, w);
+        const Group8 group(x, c * x.rows + row);
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) acc[r] = add_cell<KIND>(acc[r], w, meta, x, c * x.rows + row + r);
+        for (int r = 0; r < ROWS; ++r) acc[r] = add_cell<KIND>(acc[r], w, meta, group, r);
     }
     for (int r = 0; r < ROWS; ++r) _mm256_storeu_ps(out + r * stride, acc[r]);
 }
@@ -111,9 +121,10 @@ void many_rows(const uint8_t* panel, int cells, const Act8& x, int row, int rows
         const CellMeta meta = meta_of<KIND>(at);
         __m256i w[8];
         load_quads<KIND>(at.cell, w);
+        const Group8 group(x, c * x.rows + row);
         for (int r = 0; r < rows; ++r) {
             const __m256 acc = _mm256_loadu_ps(out + r * stride);
-            _mm256_storeu_ps(out + r * stride, add_cell<KIND>(acc, w, meta, x, c * x.rows + row + r));
+            _mm256_storeu_ps(out + r * stride, add_cell<KIND>(acc, w, meta, group, r));
         }
     }
 }
