@@ -25,8 +25,9 @@ Model::Model(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, std::sh
     body_->reserve_scratch();
     head_->reserve_scratch();
     batch_.owner.resize(max_tokens);
-    batch_.spans.resize(body_->span_lengths().size());
-    for (std::vector<Span>& spans : batch_.spans) spans.reserve(max_tokens);
+    for (const HeadShape& shape : body_->attend_shapes()) {
+        batch_.attend.push_back(make_attend_plan(shape, max_tokens, pool_->threads()));
+    }
     for (SamplerScratch& scratch : scratch_) {
         scratch.scores.resize(vocab);
         scratch.mass.resize(vocab);
@@ -38,16 +39,7 @@ void Model::prepare() {
     for (int s = 0; s < batch_.sequences; ++s) {
         std::fill(batch_.owner.begin() + batch_.starts[s], batch_.owner.begin() + batch_.starts[s + 1], s);
     }
-    for (size_t list = 0; list < batch_.spans.size(); ++list) {
-        std::vector<Span>& spans = batch_.spans[list];
-        const int length = body_->span_lengths()[list];
-        spans.clear();
-        for (int s = 0; s < batch_.sequences; ++s) {
-            for (int t = batch_.starts[s]; t < batch_.starts[s + 1]; t += length) {
-                spans.push_back({s, t, std::min(length, batch_.starts[s + 1] - t)});
-            }
-        }
-    }
+    for (AttendPlan& plan : batch_.attend) plan_attention(batch_, pool_->threads(), body_->partial_floats(), plan);
 }
 
 // Every block that attention will read. The blocks written are a part of them, but for windows behind the step.

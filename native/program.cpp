@@ -12,6 +12,8 @@ namespace {
 constexpr int kWide = kTileColumns + kColumns;  // columns of 32 that do not start at a panel touch five panels
 // A worker's buffers for a matrix product: unpacked weights, then up to three results.
 constexpr int64_t kProductScratch = kFloatScratch + int64_t{3} * kRowBlock * kWide;
+// Room for partials: a stream of 128k tokens with 32 heads of 128 can be shared. What is not used takes no memory.
+constexpr size_t kPartialBytes = size_t{8} << 20;
 
 std::vector<Tile> tiles_of(const Weight& weight) {
     std::vector<Tile> tiles;
@@ -43,10 +45,14 @@ void Program::add(Instruction instruction) {
         scratch_floats_ = std::max<int64_t>(scratch_floats_, instruction.shape.head_dim);
     }
     if (instruction.op == Op::Attend) {
-        const int length = attend_tokens(instruction.shape);
-        const auto found = std::find(span_lengths_.begin(), span_lengths_.end(), length);
-        instruction.spans = static_cast<int>(found - span_lengths_.begin());
-        if (found == span_lengths_.end()) span_lengths_.push_back(length);
+        const auto cut_alike = [&](const HeadShape& shape) {
+            const HeadShape& own = instruction.shape;
+            return shape.heads == own.heads && shape.kv_heads == own.kv_heads && shape.head_dim == own.head_dim &&
+                   shape.window == own.window;
+        };
+        const auto found = std::find_if(attend_shapes_.begin(), attend_shapes_.end(), cut_alike);
+        instruction.plan = static_cast<int>(found - attend_shapes_.begin());
+        if (found == attend_shapes_.end()) attend_shapes_.push_back(instruction.shape);
         scratch_floats_ = std::max(scratch_floats_, attend_scratch(instruction.shape));
     }
     instructions_.push_back(std::move(instruction));
@@ -55,6 +61,7 @@ void Program::add(Instruction instruction) {
 void Program::reserve_scratch() {
     scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;  // workers share no cache line
     scratch_ = Arena(scratch_floats_ * sizeof(float) * pool_->threads());
+    if (!attend_shapes_.empty() && pool_->threads() > 1) partials_ = Arena(kPartialBytes);
 }
 
 void Program::run(const Batch& batch, int rows, int worker) {
@@ -140,7 +147,7 @@ void Program::step(const Instruction& i, const Context& c) {
             pool_->each(c.rows, c.worker, [&](int r, int) { store_row(i, c, r, buffer); });
             break;
         case Op::Attend: {
-            const int items = static_cast<int>(c.batch.spans[i.spans].size()) * i.shape.kv_heads;
+            const int items = static_cast<int>(c.batch.attend[i.plan].pieces.size()) * i.shape.kv_heads;
             pool_->each(items, c.worker, [&](int item, int) { attend_item(i, c, item, buffer); });
             break;
         }
@@ -249,20 +256,34 @@ void Program::store_row(const Instruction& i, const Context& c, int row, float* 
 }
 
 void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {
-    const Span& span = c.batch.spans[i.spans][item / i.shape.kv_heads];
+    const AttendPlan& plan = c.batch.attend[i.plan];
+    const AttendPiece& piece = plan.pieces[item / i.shape.kv_heads];
+    const int head = item % i.shape.kv_heads;
     const BlockTable& table = c.batch.tables[i.group];
-    kernels_.attend(
-        {
-            floats(i.in[FORM_FLOAT], span.token, i.out_width),
-            floats(i.out[FORM_FLOAT], span.token, i.out_width),
-            cache_->layers[i.layer],
-            table.ids + c.batch.slots[span.sequence] * table.columns,
-            item % i.shape.kv_heads,
-            c.batch.positions[span.token],
-            span.tokens,
-            buffer,
-        },
-        i.shape);
+    const AttendItem work = {
+        floats(i.in[FORM_FLOAT], piece.token, i.out_width),
+        floats(i.out[FORM_FLOAT], piece.token, i.out_width),
+        cache_->layers[i.layer],
+        table.ids + c.batch.slots[piece.sequence] * table.columns,
+        head,
+        c.batch.positions[piece.token],
+        piece.tokens,
+        buffer,
+    };
+    if (piece.pieces == 1) {
+        kernels_.attend(work, i.shape);
+        return;
+    }
+    const int64_t partial = attend_partial(piece.tokens * (i.shape.heads / i.shape.kv_heads), i.shape.head_dim);
+    float* partials = reinterpret_cast<float*>(partials_.data()) + piece.partials + head * piece.all_chunks * partial;
+    kernels_.attend_part(work, i.shape, piece.first_chunk, piece.chunks,
+                         partials + (piece.first_chunk - piece.begin_chunk) * partial);
+    // Whoever does the last piece joins them, in the order of the chunks, and makes the counter ready for the next
+    // layer.
+    std::atomic<int>& left = plan.left[piece.counter + head];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    left.store(piece.pieces, std::memory_order_relaxed);
+    kernels_.attend_join(work, i.shape, piece.all_chunks, partials);
 }
 
 }  // namespace octavo

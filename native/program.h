@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "attend_plan.h"
 #include "kernels.h"
 #include "kv_cache.h"
 #include "pack.h"
@@ -51,14 +52,7 @@ struct Instruction {
     HeadShape shape{};
     int layer = 0;
     int group = 0;
-    int spans = 0;  // attend: which list of the step's spans
-};
-
-// Tokens of one sequence that one attention item works on.
-struct Span {
-    int sequence;
-    int token;
-    int tokens;
+    int plan = 0;  // attend: which of the step's plans
 };
 
 struct BlockTable {
@@ -81,8 +75,8 @@ struct Step {
 
 // A step with what is derived from it.
 struct Batch : Step {
-    std::vector<int32_t> owner;            // [tokens]: sequence of each
-    std::vector<std::vector<Span>> spans;  // one list per length in Program::span_lengths
+    std::vector<int32_t> owner;      // [tokens]: sequence of each
+    std::vector<AttendPlan> attend;  // one per shape in Program::attend_shapes
 };
 
 class Program {
@@ -94,9 +88,10 @@ public:
     void run(const Batch& batch, int rows, int worker);
 
     uint8_t* arena() const { return arena_.data(); }
-    size_t bytes() const { return arena_.size() + scratch_.size(); }
+    size_t bytes() const { return arena_.size() + scratch_.size() + partials_.size(); }
     const std::vector<Instruction>& instructions() const { return instructions_; }
-    const std::vector<int>& span_lengths() const { return span_lengths_; }
+    const std::vector<HeadShape>& attend_shapes() const { return attend_shapes_; }
+    int64_t partial_floats() const { return partials_.size() / sizeof(float); }
     void reserve_scratch();
 
 private:
@@ -133,9 +128,10 @@ private:
     const Kernels& kernels_;
     Arena arena_;
     Arena scratch_;
+    Arena partials_;  // of contexts that several workers share
     int64_t scratch_floats_;
     std::vector<Instruction> instructions_;
-    std::vector<int> span_lengths_;
+    std::vector<HeadShape> attend_shapes_;  // as far as they differ in how a step is cut
 };
 
 }  // namespace octavo

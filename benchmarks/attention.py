@@ -1,0 +1,138 @@
+"""How fast the CPU device's attention is: GFLOP/s and GB/s of steps of prompts, of decodes and of both.
+
+    python benchmarks/attention.py [threads ...]
+
+A body of one layer is run with one attention and with several; the difference, at the fastest of many runs, is that of
+attention alone. GFLOP/s count the 4 * head_dim operations of each query head and token that it sees; GB/s count K and V
+of every context once, which is what a step has to read at least. "per thread" divides by the processor time of all
+threads instead of the time on the clock: on a machine with other work to do, it says more.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from octavo.devices.cpu.device import CpuCache, CpuDevice, CpuModel
+from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVSpec, Stored
+
+BLOCK = 16
+MORE = 5
+"""Attentions beside the first."""
+
+
+class Span(NamedTuple):
+    """`tokens` of a sequence that then has `context`."""
+
+    tokens: int
+    context: int
+
+
+class Case(NamedTuple):
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    spans: tuple[Span, ...]
+    window: int = 0
+
+    def shape(self) -> AttentionShape:
+        return AttentionShape(self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5, 0, 0, self.window)
+
+    def seen(self, position: int) -> int:
+        return min(position + 1, self.window) if self.window else position + 1
+
+    def flops(self) -> int:
+        seen = sum(self.seen(p) for span in self.spans for p in range(span.context - span.tokens, span.context))
+        return 4 * self.head_dim * self.heads * seen
+
+    def bytes(self) -> int:
+        tokens = sum(min(span.context, self.window + span.tokens) if self.window else span.context
+                     for span in self.spans)
+        return 2 * 2 * self.head_dim * self.kv_heads * tokens
+
+
+def cases() -> list[Case]:
+    layouts = {"prompt of 512": (Span(512, 512),), "512 at 2048": (Span(512, 2048),), "256 at 6000": (Span(256, 6000),),
+               "decode 1 x 8000": (Span(1, 8000),), "decode 32 x 512": (Span(1, 512),) * 32,
+               "256 at 512 + decode 16 x 2000": (Span(256, 512), *(Span(1, 2000),) * 16)}
+    shapes = ((9, 3, 64), (4, 1, 256), (32, 8, 128))
+    full = [Case(name, *shape, spans) for shape in shapes for name, spans in layouts.items()]
+    return [*full, Case("256 at 6000", 4, 1, 256, (Span(256, 6000),), 512)]
+
+
+def step(case: Case, spans: Sequence[tuple[int, Span]], table: Any) -> BatchArrays:
+    """A step over the spans (slot, span); one output row."""
+    positions = [np.arange(span.context - span.tokens, span.context, dtype=np.int32) for _, span in spans]
+    joined = np.concatenate(positions)
+    return BatchArrays(
+        tokens=joined % 512,
+        positions=joined,
+        starts=np.cumsum([0, *map(len, positions)], dtype=np.int32),
+        slots=np.array([slot for slot, _ in spans], np.int32),
+        rows=np.zeros(1, np.int32),
+        tables=(table,),
+    )
+
+
+def compile_layer(dev: CpuDevice, case: Case, cache: CpuCache, limits: BatchLimits, attends: int) -> CpuModel:
+    rng = np.random.default_rng(0)
+    width = (case.heads + 2 * case.kv_heads) * case.head_dim
+
+    def weight(rows: int, columns: int) -> Any:
+        values = rng.standard_normal((rows, columns)).astype(np.float32)
+        return dev.weight([Stored("F32", rows, columns, values.view(np.uint8))])
+
+    table, out = weight(512, width), weight(8, case.heads * case.head_dim)
+
+    def body(ops: Any, batch: Any) -> Any:
+        x = q = ops.store_kv(batch, ops.embed(batch, table, 1.0), None, case.shape())
+        for _ in range(attends):
+            x = ops.attend(batch, q, case.shape())
+        return ops.gather(batch, x)
+
+    return dev.compile(body, lambda ops, x: ops.logits(x, out), limits, cache)
+
+
+def seconds(case: Case, threads: int) -> tuple[float, float]:
+    """Of one attention over the case's step: on the clock, and of all processors together."""
+    dev = CpuDevice(threads)
+    blocks = -(-max(span.context for span in case.spans) // BLOCK)
+    table = np.random.default_rng(1).permutation(len(case.spans) * blocks).astype(np.int32)
+    table = table.reshape(len(case.spans), blocks)
+    cache = dev.kv_cache(KVSpec(1, case.kv_heads, case.head_dim, "float16", BLOCK, (table.size,), (0,)))
+    limits = BatchLimits(1024, len(case.spans), 1, blocks * BLOCK)
+    fill, one, many = (compile_layer(dev, case, cache, limits, n) for n in (0, 1, 1 + MORE))
+    for slot, span in enumerate(case.spans):
+        for end in range(span.context % 1024 or 1024, span.context + 1, 1024):
+            fill.raw_logits(step(case, [(slot, Span(min(1024, end), end))], table))
+    work = step(case, list(enumerate(case.spans)), table)
+    best = np.full((2, 2), np.inf)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        for i, model in enumerate((one, many)):
+            began = time.perf_counter(), time.process_time()
+            model.raw_logits(work)
+            best[i] = np.minimum(best[i], (time.perf_counter() - began[0], time.process_time() - began[1]))
+    clock, processors = (best[1] - best[0]) / MORE
+    return float(clock), float(processors)
+
+
+def main(threads: Sequence[int]) -> None:
+    print(f"{'heads':>7}{'dim':>5}  {'step':32}{'threads':>8}{'ms':>9}{'GFLOP/s':>9}{'per thread':>12}{'GB/s':>7}")
+    for case in cases():
+        for count in threads:
+            took, processors = seconds(case, count)
+            heads = f"{case.heads}/{case.kv_heads}"
+            name = case.name + (f", window {case.window}" if case.window else "")
+            print(f"{heads:>7}{case.head_dim:5}  {name:32}{count:8}{took * 1e3:9.3f}"
+                  f"{case.flops() / took * 1e-9:9.1f}{case.flops() / processors * 1e-9:12.1f}"
+                  f"{case.bytes() / took * 1e-9:7.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main([int(count) for count in sys.argv[1:]] or [1, CpuDevice().threads])
