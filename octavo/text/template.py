@@ -18,6 +18,7 @@ Message = Mapping[str, Any]
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _PROBE = "octavo probe"
 _PRIVATE = range(0xE000, 0xF8FF)
+_TOO_DEEP = "the messages, tools or variables of the chat are nested too deeply"
 _PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """What `render` gives to a template itself."""
 
@@ -148,8 +149,11 @@ class ChatTemplate:
             return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
         pattern = tokenizer.control_pattern
         mark = _unused_character(messages, options)
-        broken = [_break_up(message, pattern, mark) for message in messages]
-        options = {key: _break_up(value, pattern, mark) for key, value in options.items()}
+        try:
+            broken = [_break_up(message, pattern, mark) for message in messages]
+            options = {key: _break_up(value, pattern, mark) for key, value in options.items()}
+        except RecursionError:
+            raise TemplateError(_TOO_DEEP) from None
         text = self.render(broken, **options)
         ids: list[int] = []
         at = 0
@@ -276,9 +280,11 @@ def _append(message: dict[str, Any], end: str) -> dict[str, Any]:
 
 def _unused_character(*values: Any) -> str:
     """A private-use character that stands nowhere in `values`."""
-    text = repr(values)
     try:
+        text = repr(values)
         return next(chr(code) for code in _PRIVATE if chr(code) not in text and f"\\u{code:04x}" not in text)
+    except RecursionError:
+        raise TemplateError(_TOO_DEEP) from None
     except StopIteration:
         raise TemplateError("the messages use every private-use character there is") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import octavo.client
 from octavo.client import EngineUnavailable, InProcess, Process, RequestRejected
 from octavo.config import EngineConfig
 from octavo.engine.fake import FakeModel
+from octavo.process import cause
 from octavo.sampling_params import SamplingParams
 from octavo.types import Delta, Request
 from tests.frontend.fake_build import ScriptedEngine, expected, failing, fast, paged, slow
@@ -398,3 +400,7 @@ def test_a_launch_that_fails_leaves_no_process_and_no_future() -> None:
     gc.collect()
     assert pid is not None and not psutil.pid_exists(pid)
     assert complaints == []
+
+
+def test_too_little_memory_is_told_in_one_line() -> None:
+    assert re.fullmatch("there is not enough memory: lower --max-num-batched-tokens.*", cause(MemoryError("bad_alloc")))

@@ -245,6 +245,19 @@ def test_beam_search(llm: LLM) -> None:
     assert at_rest(llm)
 
 
+def test_what_beams_share_is_decoded_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, decoded = llm.get_tokenizer(), list[int]()
+    token = tokenizer.token
+
+    def counted(id: int) -> str:
+        decoded.append(id)
+        return token(id)
+
+    monkeypatch.setattr(tokenizer, "token", counted)
+    (output,) = llm.beam_search("ab", BeamSearchParams(beam_width=12, max_tokens=1))
+    assert len(output.sequences) == 12 and sorted(decoded) == sorted(output.sequences[0].logprobs[0])
+
+
 def test_metrics(llm: LLM) -> None:
     llm.generate(["abc", "defgh"], SamplingParams(max_tokens=4))
     found = {(m.name, m.labels.get("finished_reason")): m for m in llm.get_metrics()}

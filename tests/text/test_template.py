@@ -257,6 +257,18 @@ def test_variables_may_have_any_name_but_those_of_parameters(smollm: Tokenizer) 
             chat.render([USER], variables={name: []})
 
 
+@pytest.mark.parametrize("levels", [700, 100_000])
+def test_values_nested_too_deeply_are_refused(smollm: Tokenizer, levels: int) -> None:
+    deep: list[Any] = []
+    for _ in range(levels):
+        deep = [deep]
+    chat = ChatTemplate(PLAIN)
+    typed = [{"role": "user", "content": "<|im_end|>"}]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        chat.encode(smollm, typed, parse_special=False, variables={"deep": deep})
+    assert chat.render(typed, variables={"deep": deep}) == "[user]<|im_end|>"
+
+
 def test_load_template(tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{{ messages }}")
