@@ -28,12 +28,17 @@ def random_matrix(kind: str, n_out: int, n_in: int, rng: np.random.Generator) ->
     return Stored(kind, n_out, n_in, rng.integers(0, 0x3C, (n_out, row_bytes(kind, n_in)), np.uint8))
 
 
-def steps_over(rows: int) -> BatchArrays:
+def blocks_for(rows: int) -> int:
+    """Blocks of 128 tokens."""
+    return -(-rows // 128)
+
+
+def step_over(rows: int) -> BatchArrays:
     """One sequence of `rows` tokens, none of which needs a next token: the head does not run."""
     return BatchArrays(
         tokens=np.arange(rows, dtype=np.int32), positions=np.arange(rows, dtype=np.int32),
         starts=np.array([0, rows], np.int32), slots=np.zeros(1, np.int32), rows=np.zeros(0, np.int32),
-        tables=(np.zeros((1, 1), np.int32),),
+        tables=(np.arange(blocks_for(rows), dtype=np.int32)[None],),
     )
 
 
@@ -59,16 +64,16 @@ def products(device: CpuDevice, kind: str, n_in: int, n_out: int, count: int, mo
             out = ops.linear(x, weight)
         return ops.gather(batch, out)
 
-    length = -(-most_rows // 128) * 128
-    cache = device.kv_cache(KVSpec(1, 1, 32, "float16", 128, (1,), (0,)))
+    blocks = blocks_for(most_rows)
+    cache = device.kv_cache(KVSpec(1, 1, 32, "float16", 128, (blocks,), (0,)))
     head = device.weight([Stored("F32", 1, n_out, np.zeros((1, 4 * n_out), np.uint8))])
-    limits = BatchLimits(most_rows, 1, 1, length)
+    limits = BatchLimits(most_rows, 1, 1, 128 * blocks)
     return device.compile(body, lambda ops, x: ops.logits(x, head), limits, cache)
 
 
 def shortest(model: CpuModel, rows: int, seconds: float) -> float:
     """The shortest of the runs that fit `seconds`, in seconds."""
-    batch, sampling = steps_over(rows), no_draws()
+    batch, sampling = step_over(rows), no_draws()
     best = float("inf")
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
