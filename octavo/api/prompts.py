@@ -43,14 +43,16 @@ async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody 
         ApiError: no template, or one that is not allowed.
         TemplateError: the template refuses the messages.
     """
-    template = _template(front, settings, body.chat_template)
+    # Reading a template of the caller may take long, and what it does may, however short it is.
+    least = 0 if body.chat_template is None else _LARGE + 1
+    template = await beside(least, _template, front, settings, body.chat_template)
     options = _options(body)
     texts = [*texts_in(messages), *texts_in(options)]
-    _check_size(front, sum(map(len, texts)))
+    characters = sum(map(len, texts))
+    _check_size(front, characters)
     typed = front.control_tokens.search("\0".join(texts)) is not None
-    # What a template of the caller does may take long however short it is.
-    size = sum(map(len, texts)) if body.chat_template is None else _LARGE + 1
-    return await beside(size, template.encode, front.tokenizer, messages, parse_special=not typed, **options)
+    return await beside(max(least, characters), template.encode, front.tokenizer, messages, parse_special=not typed,
+                        **options)
 
 
 def _template(front: Frontend, settings: ServerSettings, own: str | None) -> ChatTemplate:

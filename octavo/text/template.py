@@ -17,6 +17,8 @@ Message = Mapping[str, Any]
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _PROBE = "octavo probe"
+MAX_SOURCE = 1 << 18
+"""Characters of a template: reading one takes ten microseconds a character, those of models have some thousand."""
 _PRIVATE = range(0xE000, 0xF8FF)
 _TOO_DEEP = "the messages, tools or variables of the chat are nested too deeply"
 _PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -180,6 +182,8 @@ class ChatTemplate:
         raise TemplateError(f"this model has no default chat template (it has {names}): pass one with --chat-template.")
 
     def _compile(self, source: str) -> jinja2.Template:
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are read.")
         try:
             return self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:

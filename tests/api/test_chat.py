@@ -166,6 +166,8 @@ def test_chat_template_of_a_request_where_it_is_trusted() -> None:
         assert bytes(engine.seen[0].prompt).decode() == "Well, Hello low"
         broken = httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": "{% if %}"})
         assert broken.status_code == 400 and "syntax" in broken.json()["error"]["message"]
+        long = httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": "{{ a }}" * 100_000})
+        assert long.status_code == 400 and "at most 262144" in long.json()["error"]["message"]
         endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
         assert httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": endless}).status_code == 400
 

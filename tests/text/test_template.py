@@ -257,6 +257,12 @@ def test_variables_may_have_any_name_but_those_of_parameters(smollm: Tokenizer) 
             chat.render([USER], variables={name: []})
 
 
+def test_a_template_without_end_is_not_read() -> None:
+    with pytest.raises(TemplateError, match="262145 characters; at most 262144"):
+        ChatTemplate("{" * 262_145)
+    assert ChatTemplate("x" * 262_144).render([USER]) == "x" * 262_144
+
+
 @pytest.mark.parametrize("levels", [700, 100_000])
 def test_values_nested_too_deeply_are_refused(smollm: Tokenizer, levels: int) -> None:
     deep: list[Any] = []
