@@ -271,9 +271,10 @@ void bind_program(nb::module_& m) {
             nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
             nb::arg("residual"))
         .def("gated",
-             [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
-                int activation) {
-                 Instruction i = product(Op::Gated, in, out, std::move(weight), std::move(forms));
+             [](Program& p, const Offsets& in, const Offsets& out, std::shared_ptr<Weight> weight,
+                std::vector<int> forms, int activation) {
+                 Instruction i = product(Op::Gated, in, kNone, std::move(weight), std::move(forms));
+                 set_offsets(i.out, out);
                  i.out_width /= 2;
                  i.activation = activation;
                  p.add(std::move(i));

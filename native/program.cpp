@@ -30,6 +30,11 @@ std::vector<Tile> tiles_of(const Weight& weight) {
 
 int count_blocks(int n, int size) { return (n + size - 1) / size; }
 
+Act8 from_group(const Act8& x, int64_t group) {
+    const int64_t skipped = group * x.rows;
+    return {x.q + skipped * kCell, x.scale + skipped, x.sum + skipped, x.halves + skipped, x.rows};
+}
+
 }  // namespace
 
 Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int64_t arena_bytes)
@@ -41,6 +46,9 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int
 
 void Program::add(Instruction instruction) {
     if (instruction.weight && instruction.op != Op::Embed) instruction.tiles = tiles_of(*instruction.weight);
+    if (instruction.op == Op::Embed || instruction.op == Op::Norm) {
+        scratch_floats_ = std::max<int64_t>(scratch_floats_, kFloatScratch + instruction.out_width);
+    }
     if (instruction.op == Op::StoreKV) {
         scratch_floats_ = std::max<int64_t>(scratch_floats_, instruction.shape.head_dim);
     }
@@ -89,11 +97,13 @@ void Program::pack_row(const Instruction& i, const Context& c, const float* x, i
         kernels_.pack_int16(x, i.out_width, act16(i.out[FORM_INT16], i.out_width, c.rows), row);
 }
 
-// row(r, out): out is the row of the float output; its integer forms are made while it is in the cache.
+// row(r, out): out is the row of the float output, or of scratch when nothing reads that; its integer forms are made
+// while it is in the cache.
 template <class Row>
 void Program::each_row(const Instruction& i, const Context& c, const Row& row) {
     pool_->each(c.rows, c.worker, [&](int r, int) {
-        float* out = floats(i.out[FORM_FLOAT], r, i.out_width);
+        const bool kept = i.out[FORM_FLOAT] != kNone;
+        float* out = kept ? floats(i.out[FORM_FLOAT], r, i.out_width) : scratch(c.worker) + kFloatScratch;
         row(r, out);
         pack_row(i, c, out, r);
     });
@@ -220,6 +230,10 @@ void Program::gather_columns(const Instruction& i, const Context& c, int column,
         const int end = std::min(column + columns, first + i.weight->parts[part].n_out) - first;
         if (from >= end) continue;
         const int panel = from / kColumns;
+        if (from % kColumns == 0 && end - from == columns) {
+            product(i, c, static_cast<int>(part), panel, count_blocks(columns, kColumns), row, rows, out, kWide, buffer);
+            return;
+        }
         product(i, c, static_cast<int>(part), panel, count_blocks(end, kColumns) - panel, row, rows, result, kWide,
                 buffer);
         for (int r = 0; r < rows; ++r) {
@@ -235,9 +249,14 @@ void Program::gated_tile(const Instruction& i, const Context& c, int column, int
     float* ups = gates + int64_t{kRowBlock} * kWide;
     gather_columns(i, c, column, columns, row, rows, gates, buffer);
     gather_columns(i, c, i.out_width + column, columns, row, rows, ups, buffer);
+    const bool kept = i.out[FORM_FLOAT] != kNone;
+    const bool packed = i.out[FORM_INT8] != kNone;  // the width is then a multiple of 32: the tile is one group
+    const Act8 group = packed ? from_group(act8(i.out[FORM_INT8], i.out_width, c.rows), column / kCell) : Act8{};
     for (int r = 0; r < rows; ++r) {
-        float* out = floats(i.out[FORM_FLOAT], row + r, i.out_width) + column;
-        kernels_.gate(gates + r * kWide, ups + r * kWide, columns, i.activation, out);
+        float* gated = gates + r * kWide;
+        float* out = kept ? floats(i.out[FORM_FLOAT], row + r, i.out_width) + column : gated;
+        kernels_.gate(gated, ups + r * kWide, columns, i.activation, out);
+        if (packed) kernels_.pack_int8(out, columns, group, row + r);
     }
 }
 

@@ -75,7 +75,7 @@ class Program:
         residual: int,
     ) -> None: ...
     def gated(
-        self, in_: Sequence[int], out: int, weight: Weight, forms: Sequence[int], activation: int, /
+        self, in_: Sequence[int], out: Sequence[int], weight: Weight, forms: Sequence[int], activation: int, /
     ) -> None: ...
     def store_kv(
         self,

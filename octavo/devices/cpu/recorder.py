@@ -63,18 +63,22 @@ class Buffer:
 
 
 class CpuArray:
-    """A recorded activation. `row_wise` says that its producer can also make its integer forms, row by row."""
+    """A recorded activation. `makes` are the integer forms that its producer can make along with it."""
 
-    def __init__(self, buffers: list[Buffer | None], width: int, row_wise: bool = False) -> None:
+    def __init__(self, buffers: list[Buffer | None], width: int, makes: tuple[int, ...] = ()) -> None:
         self.buffers = buffers
         self.width = width
-        self.row_wise = row_wise
+        self.makes = makes
 
     @property
     def floats(self) -> Buffer:
         buffer = self.buffers[FLOAT]
         assert buffer is not None
         return buffer
+
+    def wanted(self) -> list[Buffer | None]:
+        """The buffer of each form that a later instruction reads."""
+        return [buffer if buffer is not None and buffer.last > buffer.first else None for buffer in self.buffers]
 
 
 Offset = Callable[[Buffer | None], int]
@@ -99,8 +103,8 @@ class Recorder:
     # -- operations ---------------------------------------------------------------------------------------------
     def embed(self, batch: Any, table: Any, scale: float) -> CpuArray:
         self.vocab = min(table.n_out, self.vocab or table.n_out)
-        out = self._array(table.n_in, row_wise=True)
-        self._add(lambda program, at: program.embed([at(b) for b in out.buffers], table.packed, scale))
+        out = self._array(table.n_in, makes=(INT8, INT16))
+        self._add(lambda program, at: program.embed([at(b) for b in out.wanted()], table.packed, scale))
         return out
 
     def rotary(self, batch: Any, rope: Rope) -> CpuArray:
@@ -114,10 +118,10 @@ class Recorder:
     def norm(self, x: Any, weight: Any, eps: float, residual: Any = None) -> CpuArray:
         _same_width("norm: weight", weight.size, x.width)
         added = self._residual("norm", residual, x.width)
-        out = self._array(x.width, row_wise=True)
+        out = self._array(x.width, makes=(INT8, INT16))
         source = self._read(x.floats)
         self._add(
-            lambda program, at: program.norm(at(source), [at(b) for b in out.buffers], weight, eps, at(added))
+            lambda program, at: program.norm(at(source), [at(b) for b in out.wanted()], weight, eps, at(added))
         )
         return out
 
@@ -140,10 +144,13 @@ class Recorder:
         if weight.n_out % 2:
             raise ValueError(f"gated: {weight.n_out} rows are not gate and up rows in equal number")
         forms, inputs = self._inputs("gated", x, weight, head=False)
-        out = self._array(weight.n_out // 2)
+        # A work item of 32 columns is a whole group of int8; the scale of int16 needs the row.
+        out = self._array(weight.n_out // 2, makes=(INT8,))
         number = ACTIVATIONS.index(activation)
         self._add(
-            lambda program, at: program.gated([at(b) for b in inputs], at(out.floats), weight.packed, forms, number)
+            lambda program, at: program.gated(
+                [at(b) for b in inputs], [at(b) for b in out.wanted()], weight.packed, forms, number
+            )
         )
         return out
 
@@ -222,8 +229,8 @@ class Recorder:
         self._buffers.append(buffer)
         return buffer
 
-    def _array(self, width: int, row_wise: bool = False) -> CpuArray:
-        return CpuArray([self._buffer(FLOAT, width, self.rows), None, None], width, row_wise)
+    def _array(self, width: int, makes: tuple[int, ...] = ()) -> CpuArray:
+        return CpuArray([self._buffer(FLOAT, width, self.rows), None, None], width, makes)
 
     def _add(self, emit: Emit) -> None:
         self._emits.append(emit)
@@ -249,10 +256,10 @@ class Recorder:
         return forms, [self._read(x.buffers[f]) if f in forms else None for f in (FLOAT, INT8, INT16)]
 
     def _pack(self, x: CpuArray, form: int) -> None:
-        """Adds a form to `x`: by its producer where that works row by row, else by an instruction of its own."""
+        """Adds a form to `x`: by its producer where that can make it, else by an instruction of its own."""
         packed = self._buffer(form, x.width, self.rows)
         x.buffers[form] = packed
-        if x.row_wise:
+        if form in x.makes:
             packed.first = x.floats.first
             return
         source = self._read(x.floats)
