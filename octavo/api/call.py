@@ -123,12 +123,13 @@ async def make_job(call: Call, index: int, prompt: str | Sequence[int], sampling
         ParameterError: an empty prompt, an id outside the vocabulary, too many tokens.
     """
     body, factory = call.body, call.front.factory
+    size += sum(map(len, [*(sampling.bad_words or ()), *(sampling.stop or ())]))
     request = await beside(
         size, factory.make, call.internal_id(index), prompt, sampling, add_special_tokens=add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens, cut_max_tokens=cut_max_tokens,
         arrival=call.service.next_serial(), priority=body.priority or 0, salt=body.cache_salt or "",
     )
-    return Job(request, factory.output(request))
+    return Job(request, await beside(size, factory.output, request))
 
 
 def check_choices(prompts: int, sampling: SamplingParams) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
+from octavo.text.output import RequestOutputBuilder
+from octavo.text.request import RequestFactory
+from octavo.types import Request
 from tests.api.conftest import Api
 
 
@@ -79,3 +85,27 @@ def test_input_integers_that_no_engine_can_hold_are_refused(api: Api, field: str
     response = api.http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
     assert response.status_code == 400 and response.json()["error"]["param"] == field
     assert "64 bits" in response.json()["error"]["message"] and len(response.content) < 300
+
+
+@pytest.mark.parametrize("field", ["bad_words", "stop"])
+def test_input_long_strings_are_worked_on_beside_the_event_loop(
+        api: Api, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    make, output = RequestFactory.make, RequestFactory.output
+
+    def seen_make(self: RequestFactory, *args: Any, **kwargs: Any) -> Request:
+        threads.add(threading.current_thread().name)
+        return make(self, *args, **kwargs)
+
+    def seen_output(self: RequestFactory, request: Request) -> RequestOutputBuilder:
+        threads.add(threading.current_thread().name)
+        return output(self, request)
+
+    monkeypatch.setattr(RequestFactory, "make", seen_make)
+    monkeypatch.setattr(RequestFactory, "output", seen_output)
+    assert api.completion(max_tokens=1).status_code == 200
+    loop = set(threads)
+    threads.clear()
+    assert len(loop) == 1
+    assert api.completion(max_tokens=1, **{field: ["x" * 10_000 + str(i) for i in range(3)]}).status_code == 200
+    assert threads and not threads & loop
