@@ -230,12 +230,10 @@ void Program::gather_columns(const Instruction& i, const Context& c, int column,
         const int end = std::min(column + columns, first + i.weight->parts[part].n_out) - first;
         if (from >= end) continue;
         const int panel = from / kColumns;
-        if (from % kColumns == 0 && end - from == columns) {
-            product(i, c, static_cast<int>(part), panel, count_blocks(columns, kColumns), row, rows, out, kWide, buffer);
-            return;
-        }
-        product(i, c, static_cast<int>(part), panel, count_blocks(end, kColumns) - panel, row, rows, result, kWide,
-                buffer);
+        const int panels = count_blocks(end, kColumns) - panel;
+        const bool aligned = from % kColumns == 0 && end - from == columns;
+        product(i, c, static_cast<int>(part), panel, panels, row, rows, aligned ? out : result, kWide, buffer);
+        if (aligned) return;
         for (int r = 0; r < rows; ++r) {
             std::memcpy(out + r * kWide + (from + first - column), result + r * kWide + from % kColumns,
                         sizeof(float) * (end - from));
