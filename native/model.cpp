@@ -32,6 +32,7 @@ Model::Model(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, std::sh
         scratch.scores.resize(vocab);
         scratch.mass.resize(vocab);
         scratch.ids.resize(vocab);
+        scratch.edge.resize(vocab);
     }
 }
 

@@ -84,34 +84,69 @@ int draw_noise(const float* scores, const int32_t* ids, int64_t count, uint64_t 
     return best;
 }
 
-// Of `count` ids those that top-k and then top-p leave, in front of `ids`; returns how many. `mass` by id.
-int64_t cut(const float* scores, const float* mass, int32_t* ids, int64_t count, int top_k, float top_p) {
-    const auto before = [&](int32_t a, int32_t b) {
-        return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
-    };
-    if (top_k > 0 && top_k < count) {
-        std::nth_element(ids, ids + top_k - 1, ids + count, before);
-        count = top_k;
-    }
-    if (top_p >= 1) return count;
-    double total = 0;
-    for (int64_t i = 0; i < count; ++i) total += mass[ids[i]];
-    // Ids below this mass hold less than 1 - top_p of it even together, so the prefix ends before them: no need to sort
-    // them. Half of it leaves room for rounding.
-    const double negligible = 0.5 * (1.0 - double{top_p}) * total / static_cast<double>(count);
-    count = std::remove_if(ids, ids + count, [&](int32_t id) { return mass[id] < negligible; }) - ids;
-    double reached = 0;
-    // Sorted piece by piece, as the prefix is mostly short.
-    for (int64_t done = 0, piece = 128; done < count; piece *= 8) {
-        const int64_t end = std::min(count, done + piece);
-        if (end < count) std::nth_element(ids + done, ids + end, ids + count, before);
-        std::sort(ids + done, ids + end, before);
-        for (; done < end; ++done) {
-            reached += mass[ids[done]];
-            if (reached >= double{top_p} * total) return done + 1;
+// Probability descending, id ascending.
+struct Before {
+    const float* scores;
+    bool operator()(int32_t a, int32_t b) const { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); }
+};
+
+// The shortest front part of `count` ids, in the order of Before, that brings `reached` up to `target`, in front of
+// `ids`; returns how many. Halves without the end of it are not sorted.
+int64_t reach(const float* scores, const float* mass, int32_t* ids, int64_t count, double reached, double target) {
+    constexpr int64_t kFew = 128;
+    const Before before{scores};
+    int64_t done = 0;
+    if (!std::is_sorted(ids, ids + count, before)) {
+        int64_t end = count;
+        while (end - done > kFew) {
+            const int64_t middle = done + (end - done) / 2;
+            std::nth_element(ids + done, ids + middle, ids + end, before);
+            double part = 0;
+            for (int64_t i = done; i < middle; ++i) part += mass[ids[i]];
+            if (reached + part >= target) {
+                end = middle;
+            } else {
+                reached += part;
+                done = middle;
+            }
         }
+        std::sort(ids + done, ids + end, before);
+        count = end;
+    }
+    for (; done < count; ++done) {
+        reached += mass[ids[done]];
+        if (reached >= target) return done + 1;
     }
     return count;
+}
+
+// Top-p of `count` ids, in front of `ids`; returns how many. Masses are added up in buckets of 1/64 of a logit, so that
+// only the ids of the one bucket where the sum is reached have to be put in order.
+int64_t cut_mass(float top, int32_t* ids, int64_t count, float top_p, SamplerScratch& scratch) {
+    constexpr int kBuckets = 2048;
+    const float* scores = scratch.scores.data();
+    const float* mass = scratch.mass.data();
+    double total = 0;
+    for (int64_t i = 0; i < count; ++i) total += mass[ids[i]];
+    const double target = double{top_p} * total;
+    const auto bucket_of = [&](int32_t id) {
+        return static_cast<int>(std::min((top - scores[id]) * 64, static_cast<float>(kBuckets - 1)));
+    };
+    double buckets[kBuckets] = {};
+    for (int64_t i = 0; i < count; ++i) buckets[bucket_of(ids[i])] += mass[ids[i]];
+    double reached = 0;
+    int edge = 0;
+    while (edge < kBuckets - 1 && reached + buckets[edge] < target) reached += buckets[edge++];
+    int64_t kept = 0;
+    int64_t at_edge = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int bucket = bucket_of(ids[i]);
+        if (bucket < edge) ids[kept++] = ids[i];
+        if (bucket == edge) scratch.edge[at_edge++] = ids[i];
+    }
+    at_edge = reach(scores, mass, scratch.edge.data(), at_edge, reached, target);
+    std::copy_n(scratch.edge.data(), at_edge, ids + kept);
+    return kept + at_edge;
 }
 
 // A value that at least `k` of the scores reach: the k-th largest maximum of blocks of scores. `maxima` is scratch.
@@ -150,11 +185,15 @@ int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerS
         };
         count = std::remove_if(ids, ids + count, improbable) - ids;
     }
+    if (s.top_k[r] > 0 && s.top_k[r] < count) {
+        std::nth_element(ids, ids + s.top_k[r] - 1, ids + count, Before{scores});
+        count = s.top_k[r];
+    }
     if (s.top_p[r] < 1) {
         for (int i = 0; i < vocab; ++i) mass[i] = scores[i] - top;
         kernels.exp(mass, vocab, mass);
+        count = cut_mass(top, ids, count, s.top_p[r], scratch);
     }
-    count = cut(scores, mass, ids, count, s.top_k[r], s.top_p[r]);
     return draw_noise(scores, ids, count, key, best);
 }
 

@@ -50,6 +50,7 @@ struct SamplerScratch {
     std::vector<float> scores;
     std::vector<float> mass;
     std::vector<int32_t> ids;
+    std::vector<int32_t> edge;
 };
 
 // Draws for row `row` of `sampling` from `logits` [vocab] and writes row `row` of `drawn`.
