@@ -19,6 +19,8 @@ from tokenizers import AddedToken, pre_tokenizers
 from octavo.text import sentencepiece
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LONG = 10_000
+"""Characters from which it matters that encoding a text holds up the other threads."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -142,13 +144,13 @@ class Tokenizer:
             parse_special: False makes control tokens spelled out in the text ("<|im_start|>") ordinary characters.
         """
         backend = self.backend if parse_special else self._literal
-        encoding = backend.encode(_clean(text), add_special_tokens=add_special_tokens and not self._own_ends)
-        return self._with_ends(encoding.ids, add_special_tokens)
+        ids = _encode(backend, text, add_special_tokens and not self._own_ends)
+        return self._with_ends(ids, add_special_tokens)
 
     def encode_literally(self, text: str, at_start: bool = True) -> list[int]:
         """Token ids of a stretch of text without special tokens of any kind; `at_start` False where other text is
         before it."""
-        return (self._literal if at_start else self._literal_inside).encode(_clean(text), add_special_tokens=False).ids
+        return _encode(self._literal if at_start else self._literal_inside, text, False)
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, parse_special: bool = True
@@ -261,6 +263,14 @@ class Tokenizer:
         ordinary = [token for token in self.backend.get_added_tokens_decoder().values() if not token.special]
         literal.add_tokens(ordinary)
         return literal
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids. A long text goes as a batch of one: only then do other threads run meanwhile."""
+    text = _clean(text)
+    if len(text) < _LONG:
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    return list(backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 def _clean(text: str) -> str:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +333,18 @@ def test_named_templates(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(folder).chat_templates == {"default": "a", "tool_use": "b"}
     (tmp_path / "chat_template.jinja").write_text("c")
     assert Tokenizer.from_folder(folder).chat_template == "c"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm: Tokenizer) -> None:
+    text = "hello world " * 50_000
+    for encode in (smollm.encode, smollm.encode_literally):
+        found: list[int] = []
+        thread = threading.Thread(target=lambda encode=encode, found=found: found.extend(encode(text)))
+        thread.start()
+        turns = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        assert turns > 20
+        assert found == smollm.encode("hello world ")[:2] + smollm.encode(" hello world")[:2] * 49_999 + [
+            *smollm.encode(" ")]
