@@ -7,6 +7,7 @@ template) are built apart, because a server runs them in two processes.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from octavo.text.gguf_tokenizer import from_gguf
 from octavo.text.request import RequestFactory
 from octavo.text.template import ChatTemplate, load_template
 from octavo.text.tokenizer import Tokenizer, TokenizerError
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], Any]
 """Called as (what is being done, done, total)."""
@@ -155,6 +158,10 @@ def _generation(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, Any]:
             out = json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"--generation-config {chosen}: cannot read {file}: {error}") from None
+    for key in config.override_generation_config:
+        if key not in GENERATION_KEYS and key != "eos_token_id":
+            known = ", ".join(GENERATION_KEYS)
+            logger.warning("--override-generation-config: %s has no effect here; known: %s", key, known)
     return {**out, **config.override_generation_config}
 
 

@@ -102,6 +102,11 @@ def resolve(
             raise ConfigError(f"the KV cache has only {_mib(budget)} ({why}): not enough for one block")
         notes.append(f"max_model_len {length} instead of the model's {wanted}, to fit the KV cache")
     blocks = sizes.blocks(budget, length)
+    if sizes.bytes(blocks) > available:
+        raise ConfigError(
+            f"{blocks[0]} KV blocks per group need {_mib(sizes.bytes(blocks))}, but only {_mib(available)} are {source}: "
+            "lower --num-gpu-blocks-override"
+        )
     spec = KVSpec(model.layers, model.kv_heads, model.head_dim, dtype, config.block_size, blocks, sizes.group_of)
     tokens = blocks[0] * config.block_size
     notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}: {tokens} tokens ({why})")
@@ -163,8 +168,9 @@ class _Sizes:
     def blocks(self, budget: int, length: int) -> tuple[int, ...]:
         """Blocks per group: as many whole sequences as fit, the same share for every group."""
         one = self.needs(length)
-        if self.config.num_gpu_blocks_override is not None:
-            return (self.config.num_gpu_blocks_override,) * len(one)
+        asked = self.config.num_gpu_blocks_override
+        if asked is not None:
+            return (asked,) * len(one)
         share = budget / self.bytes(one)
         return tuple(max(n, int(n * share)) for n in one)
 

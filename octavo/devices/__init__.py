@@ -24,8 +24,15 @@ def select_device(name: str, threads: int | None, activations: str) -> Device:
     """
     if name in ("cpu", "auto"):
         from octavo.devices.cpu.device import CpuDevice
+        from octavo.devices.cpu.threads import allowed_cpus
 
-        return CpuDevice(threads, cast(Any, activations))  # checked there
+        most = allowed_cpus()
+        if threads is None or threads <= most.threads:
+            return CpuDevice(threads, cast(Any, activations))  # checked there
+        # More threads than CPUs wait for one another at every barrier of a step.
+        device = CpuDevice(most.threads, cast(Any, activations))
+        device.notes = (f"{most.threads} threads, not the {threads} asked for, because {most.reason}",)
+        return device
     if name == "reference":
         from octavo.ops.reference import ReferenceDevice
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from octavo.config import ConfigError, EngineConfig
+from octavo.devices import select_device
+from octavo.devices.cpu.threads import allowed_cpus
 from octavo.devices.memory import available_memory
 from octavo.models.config import ModelConfig
 from octavo.resolve import activations, check_quantization, resolve
@@ -64,6 +66,19 @@ def test_length_that_was_asked_for_is_refused_with_the_numbers_when_it_does_not_
 def test_start_03_length_beyond_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="--max-model-len 2000 is more than the 1024 positions"):
         run(1 << 30, max_model_len=2000)
+
+
+def test_number_of_blocks_that_no_memory_holds_is_refused() -> None:
+    assert run(1 << 30, num_gpu_blocks_override=70).kv.blocks == (70,)
+    with pytest.raises(ConfigError, match=r"100000000000 KV blocks per group need .* only 1.0 GiB are free"):
+        run(1 << 30, num_gpu_blocks_override=100_000_000_000)
+
+
+def test_more_threads_than_cpus_are_cut_and_it_is_said() -> None:
+    most = allowed_cpus().threads
+    device = select_device("cpu", 1000, "float32")
+    assert device.threads == most
+    assert device.notes == (f"{most} threads, not the 1000 asked for, because {allowed_cpus().reason}",)
 
 
 def test_auto_length_fits_the_memory() -> None:
