@@ -104,8 +104,8 @@ def resolve(
     blocks = sizes.blocks(budget, length)
     if sizes.bytes(blocks) > available:
         raise ConfigError(
-            f"{blocks[0]} KV blocks per group need {_mib(sizes.bytes(blocks))}, but only {_mib(available)} are {source}: "
-            "lower --num-gpu-blocks-override"
+            f"{blocks[0]} KV blocks per group need {_mib(sizes.bytes(blocks))}, but only {_mib(available)} are "
+            f"{source}: lower --num-gpu-blocks-override"
         )
     spec = KVSpec(model.layers, model.kv_heads, model.head_dim, dtype, config.block_size, blocks, sizes.group_of)
     tokens = blocks[0] * config.block_size
