@@ -109,6 +109,7 @@ void few_rows(const uint8_t* panel, int cells, const Act16& x, int row, float* o
     for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_setzero_ps();
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
+        fetch_ahead<KIND>(at.cell);
         add_cell<KIND, ROWS>(acc, Pairs<KIND>(at.cell), CellScales<KIND>(at), x, c * x.rows + row);
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -122,6 +123,7 @@ void many_rows(const uint8_t* panel, int cells, const Act16& x, int row, int row
     for (int r = 0; r < rows; ++r) _mm256_storeu_ps(out + r * stride, _mm256_setzero_ps());
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
+        fetch_ahead<KIND>(at.cell);
         const Pairs<KIND> w(at.cell);
         const CellScales<KIND> scales(at);
         const int64_t index = c * x.rows + row;

@@ -102,6 +102,7 @@ void few_rows(const uint8_t* panel, int cells, const Act8& x, int row, float* ou
     for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_setzero_ps();
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
+        fetch_ahead<KIND>(at.cell);
         const CellMeta meta = meta_of<KIND>(at);
         __m256i w[8];
         load_quads<KIND>(at.cell, w);
@@ -118,6 +119,7 @@ void many_rows(const uint8_t* panel, int cells, const Act8& x, int row, int rows
     for (int r = 0; r < rows; ++r) _mm256_storeu_ps(out + r * stride, _mm256_setzero_ps());
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
+        fetch_ahead<KIND>(at.cell);
         const CellMeta meta = meta_of<KIND>(at);
         __m256i w[8];
         load_quads<KIND>(at.cell, w);
