@@ -35,3 +35,31 @@ def test_draws_are_those_of_the_specification(vocab: int, step: float, threads: 
     assert np.array_equal(got.rank, expected.rank)
     assert np.array_equal(got.top_ids, expected.top_ids)
     assert got.ok.all()
+
+
+@pytest.mark.parametrize("vocab", [100, 5000])
+def test_top_p_ends_at_the_id_where_the_mass_is_reached(vocab: int) -> None:
+    """Equal logits: top-p of k / V leaves the ids below k. For each seed the id that all of them would draw is the last
+    that is left, and then the first that is not."""
+    rows = 96
+    logits = np.zeros((rows, vocab), np.float32)
+    model, make_step = drawing_model(CpuDevice(1), logits)
+
+    def drawn(top_p: float | np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        sampling = parameters(rows, temperature=1, seed=np.arange(rows), top_p=top_p)
+        return model.run(make_step(range(rows)), sampling).token.copy()
+
+    best = drawn(1.0)
+    assert len(np.unique(best)) > rows / 2
+    assert np.array_equal(drawn((best + 0.5) / vocab), best)
+    assert (drawn((best - 0.5).clip(0.5) / vocab)[best > 0] < best[best > 0]).all()
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.3, 1.0])
+def test_top_p_of_flat_logits(spread: float) -> None:
+    rng, rows, vocab = np.random.default_rng(3), 96, 3000
+    logits = (rng.standard_normal((rows, vocab)) * spread).astype(np.float32)
+    model, make_step = drawing_model(CpuDevice(1), logits)
+    for top_p in (0.001, 0.02, 0.5, 0.97):
+        sampling = parameters(rows, temperature=1, seed=np.arange(rows), top_p=top_p)
+        assert np.array_equal(model.run(make_step(range(rows)), sampling).token, draw(logits, sampling).token)
