@@ -51,15 +51,21 @@ class Case(NamedTuple):
         return 4 * self.head_dim * self.heads * seen
 
     def bytes(self) -> int:
-        tokens = sum(min(span.context, self.window + span.tokens) if self.window else span.context
-                     for span in self.spans)
+        tokens = sum(
+            min(span.context, self.window + span.tokens) if self.window else span.context for span in self.spans
+        )
         return 2 * 2 * self.head_dim * self.kv_heads * tokens
 
 
 def cases() -> list[Case]:
-    layouts = {"prompt of 512": (Span(512, 512),), "512 at 2048": (Span(512, 2048),), "256 at 6000": (Span(256, 6000),),
-               "decode 1 x 8000": (Span(1, 8000),), "decode 32 x 512": (Span(1, 512),) * 32,
-               "256 at 512 + decode 16 x 2000": (Span(256, 512), *(Span(1, 2000),) * 16)}
+    layouts = {
+        "prompt of 512": (Span(512, 512),),
+        "512 at 2048": (Span(512, 2048),),
+        "256 at 6000": (Span(256, 6000),),
+        "decode 1 x 8000": (Span(1, 8000),),
+        "decode 32 x 512": (Span(1, 512),) * 32,
+        "256 at 512 + decode 16 x 2000": (Span(256, 512), *(Span(1, 2000),) * 16),
+    }
     shapes = ((9, 3, 64), (4, 1, 256), (32, 8, 128))
     full = [Case(name, *shape, spans) for shape in shapes for name, spans in layouts.items()]
     return [*full, Case("256 at 6000", 4, 1, 256, (Span(256, 6000),), 512)]
@@ -129,9 +135,12 @@ def main(threads: Sequence[int]) -> None:
             took, processors = seconds(case, count)
             heads = f"{case.heads}/{case.kv_heads}"
             name = case.name + (f", window {case.window}" if case.window else "")
-            print(f"{heads:>7}{case.head_dim:5}  {name:32}{count:8}{took * 1e3:9.3f}"
-                  f"{case.flops() / took * 1e-9:9.1f}{case.flops() / processors * 1e-9:12.1f}"
-                  f"{case.bytes() / took * 1e-9:7.1f}", flush=True)
+            print(
+                f"{heads:>7}{case.head_dim:5}  {name:32}{count:8}{took * 1e3:9.3f}"
+                f"{case.flops() / took * 1e-9:9.1f}{case.flops() / processors * 1e-9:12.1f}"
+                f"{case.bytes() / took * 1e-9:7.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -38,8 +38,14 @@ def decoding(sequences: int, length: int, groups: tuple[KVGroup, ...], waiting: 
     """An engine with `sequences` of `length` tokens decoding, and `waiting` more that have no place."""
     blocks = sequences * (length // 16 + 40)
     engine = build_engine(
-        InstantExecutor(), groups=groups, blocks=(blocks,) * len(groups), max_num_seqs=sequences,
-        max_num_batched_tokens=1 << 20, max_model_len=1 << 20, watermark=0.0, clock=lambda: 0.0,
+        InstantExecutor(),
+        groups=groups,
+        blocks=(blocks,) * len(groups),
+        max_num_seqs=sequences,
+        max_num_batched_tokens=1 << 20,
+        max_model_len=1 << 20,
+        watermark=0.0,
+        clock=lambda: 0.0,
     )
     for i in range(sequences + waiting):
         prompt = tuple((i * 7919 + j) % 50000 for j in range(length))
@@ -68,14 +74,19 @@ def main() -> None:
     full, window = KVGroup((0,)), KVGroup((1,), window=512)
     print(f"{'':44}{'plan':>8}{'commit':>8}{'both':>8}{'p99':>8}  ms")
     for sequences, length, groups, waiting in (
-        (256, 300, (full,), 0), (256, 300, (full, window), 0), (32, 100_000, (full,), 0),
-        (32, 100_000, (full, window), 0), (256, 300, (full,), 1000),
+        (256, 300, (full,), 0),
+        (256, 300, (full, window), 0),
+        (32, 100_000, (full,), 0),
+        (32, 100_000, (full, window), 0),
+        (256, 300, (full,), 1000),
     ):
         plans, commits = measure(decoding(sequences, length, groups, waiting))
         both = sorted(a + b for a, b in zip(plans, commits, strict=True))
         name = f"{sequences} x {length} tokens, {len(groups)} KV groups, {waiting} waiting"
-        print(f"{name:44}{statistics.median(plans):8.2f}{statistics.median(commits):8.2f}"
-              f"{statistics.median(both):8.2f}{both[len(both) * 99 // 100]:8.2f}")
+        print(
+            f"{name:44}{statistics.median(plans):8.2f}{statistics.median(commits):8.2f}"
+            f"{statistics.median(both):8.2f}{both[len(both) * 99 // 100]:8.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -73,8 +73,15 @@ async def stream(
     session: aiohttp.ClientSession, server: Server, prompt: str, max_tokens: int, **more: Any
 ) -> dict[str, Any]:
     """One streamed completion: when it was sent, and when each token came."""
-    body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
-            "ignore_eos": True, **more}
+    body = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+        **more,
+    }
     sent, stamps = time.perf_counter(), []
     async with session.post(server.url, json=body) as answer:
         if answer.status != 200:
@@ -101,8 +108,11 @@ async def single(session: aiohttp.ClientSession, server: Server) -> dict[str, An
     rng = random.Random(1)
     outs = [await stream(session, server, text(rng, 90), 128) for _ in range(4)]
     every = [g for o in outs for g in gaps(o)]
-    return {"gap_p50": at(every, 0.5), "tok_s": round(1 / median(every), 1),
-            "ttft_p50": at([o["stamps"][0] - o["sent"] for o in outs], 0.5)}
+    return {
+        "gap_p50": at(every, 0.5),
+        "tok_s": round(1 / median(every), 1),
+        "ttft_p50": at([o["stamps"][0] - o["sent"] for o in outs], 0.5),
+    }
 
 
 async def burst(session: aiohttp.ClientSession, server: Server, streams: int) -> dict[str, Any]:
@@ -116,9 +126,15 @@ async def burst(session: aiohttp.ClientSession, server: Server, streams: int) ->
     outs = await task
     wall = time.perf_counter() - began
     every = [g for o in outs for g in gaps(o)]
-    return {"streams": streams, "wall": round(wall, 2), "tok_s": round(sum(t for _, t in lengths) / wall, 1),
-            "ttft_p50": at([o["stamps"][0] - o["sent"] for o in outs], 0.5), "gap_p50": at(every, 0.5),
-            "gap_p99": at(every, 0.99), "peak_mib": round(server.peak / 2**20)}
+    return {
+        "streams": streams,
+        "wall": round(wall, 2),
+        "tok_s": round(sum(t for _, t in lengths) / wall, 1),
+        "ttft_p50": at([o["stamps"][0] - o["sent"] for o in outs], 0.5),
+        "gap_p50": at(every, 0.5),
+        "gap_p99": at(every, 0.99),
+        "peak_mib": round(server.peak / 2**20),
+    }
 
 
 async def join(session: aiohttp.ClientSession, server: Server, streams: int, words: int) -> dict[str, Any]:
@@ -134,9 +150,17 @@ async def join(session: aiohttp.ClientSession, server: Server, streams: int, wor
     usual = [b - a for a, b in pairs if b < sent and a > sent - 3]
     during = [b - a for a, b in pairs if b > sent and a < first]
     stretch = [g / median(usual) for g in during]
-    return {"streams": streams, "prompt_words": words, "usual_gap": at(usual, 0.5), "gap_p50": at(during, 0.5),
-            "gap_max": at(during, 1), "stretch_p50": at(stretch, 0.5), "stretch_p99": at(stretch, 0.99),
-            "stretch_max": at(stretch, 1), "long_ttft": round(first - sent, 2)}
+    return {
+        "streams": streams,
+        "prompt_words": words,
+        "usual_gap": at(usual, 0.5),
+        "gap_p50": at(during, 0.5),
+        "gap_max": at(during, 1),
+        "stretch_p50": at(stretch, 0.5),
+        "stretch_p99": at(stretch, 0.99),
+        "stretch_max": at(stretch, 1),
+        "long_ttft": round(first - sent, 2),
+    }
 
 
 async def main() -> None:
@@ -150,8 +174,12 @@ async def main() -> None:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(900)) as session:
             ready = await server.first_token(session)
-            print(json.dumps({"workload": "start", "first_token": round(ready, 2),
-                              "rss_mib": round(server.memory() / 2**20)}), flush=True)
+            print(
+                json.dumps(
+                    {"workload": "start", "first_token": round(ready, 2), "rss_mib": round(server.memory() / 2**20)}
+                ),
+                flush=True,
+            )
             print(json.dumps({"workload": "single", **await single(session, server)}), flush=True)
             print(json.dumps({"workload": "burst", **await burst(session, server, args.streams)}), flush=True)
             print(json.dumps({"workload": "join", **await join(session, server, 16, 5900)}), flush=True)

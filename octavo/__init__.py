@@ -49,8 +49,14 @@ _HOMES = {
     "octavo.offline.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "octavo.llm": ("LLM",),
     "octavo.outputs": ("BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"),
-    "octavo.sampling_params": ("BeamSearchParams", "ParameterError", "RepetitionDetectionParams", "RequestOutputKind",
-                               "SamplingParams", "StructuredOutputsParams"),
+    "octavo.sampling_params": (
+        "BeamSearchParams",
+        "ParameterError",
+        "RepetitionDetectionParams",
+        "RequestOutputKind",
+        "SamplingParams",
+        "StructuredOutputsParams",
+    ),
 }
 
 

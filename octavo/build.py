@@ -187,7 +187,11 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         resolved = resolve(config, model_config, layout.groups, max(free, 0), source)
         model = architecture.make(model_config, resolved.max_model_len)
         load(
-            model, checkpoint, architecture.names, device, architecture.ignore,
+            model,
+            checkpoint,
+            architecture.names,
+            device,
+            architecture.ignore,
             partial(on_progress, "loading weights") if on_progress else None,
         )
         notes = (
@@ -224,7 +228,12 @@ def _engine(config: EngineConfig, model: Decoder, device: Device, resolved: Reso
 
 
 def _info(
-    config: EngineConfig, path: Path, architecture: str, model: ModelConfig, resolved: Resolved, weight_bytes: int,
+    config: EngineConfig,
+    path: Path,
+    architecture: str,
+    model: ModelConfig,
+    resolved: Resolved,
+    weight_bytes: int,
     device: str,
 ) -> ModelInfo:
     spec = resolved.kv

@@ -53,8 +53,10 @@ OBITUARY_SECONDS = 1.0
 """How long to wait for the exit status of a process that closed its socket."""
 STDERR = 2
 ROOT = str(Path(__file__).parents[1])
-CHILD = ("import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
-         "import octavo.process; sys.exit(octavo.process.main())")
+CHILD = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    "import octavo.process; sys.exit(octavo.process.main())"
+)
 """`python -m octavo.process`, but finding Octavo where this process has it, and no module of the current folder, where
 a user's random.py would come before Python's own."""
 
@@ -352,8 +354,7 @@ class Process(_Client):
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", CHILD, ROOT, "--fd", str(theirs.fileno()), "--builder", self._builder]
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR,
-                                           pass_fds=[theirs.fileno()])
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=[theirs.fileno()])
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(frame(self._config))
         self._reading = asyncio.create_task(self._read(reader))

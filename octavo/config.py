@@ -74,12 +74,27 @@ def mapping(text: str) -> dict[str, Any]:
 
 
 def _about(
-    group: str, help: str, *, kind: Callable[[str], Any] = str, flags: tuple[str, ...] = (),
-    choices: tuple[Any, ...] = (), several: bool = False, least: float = -math.inf, most: float = math.inf,
+    group: str,
+    help: str,
+    *,
+    kind: Callable[[str], Any] = str,
+    flags: tuple[str, ...] = (),
+    choices: tuple[Any, ...] = (),
+    several: bool = False,
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> dict[str, Any]:
     """Everything the command line and the checks need to know of an option; `kind` reads its text."""
-    return {"group": group, "help": help, "kind": kind, "flags": flags, "choices": choices, "several": several,
-            "least": least, "most": most}
+    return {
+        "group": group,
+        "help": help,
+        "kind": kind,
+        "flags": flags,
+        "choices": choices,
+        "several": several,
+        "least": least,
+        "most": most,
+    }
 
 
 def _option(default: Any, group: str, help: str, *, secret: bool = False, **about: Any) -> Any:
@@ -97,84 +112,147 @@ class EngineConfig:
 
     # -- model
     model: str = _option(DEFAULT_MODEL, "model", "Repository name, folder, or GGUF file.")
-    served_model_name: tuple[str, ...] = _option((), "model", "Names clients may use; the first one is reported. "
-                                                 "Default: the model's.", several=True)
+    served_model_name: tuple[str, ...] = _option(
+        (), "model", "Names clients may use; the first one is reported. Default: the model's.", several=True
+    )
     tokenizer: str | None = _option(None, "model", "Repository or folder of the tokenizer. Default: the model's.")
     revision: str | None = _option(None, "model", "Branch, tag or commit of the model repository.")
     tokenizer_revision: str | None = _option(None, "model", "Branch, tag or commit of the tokenizer repository.")
-    trust_remote_code: bool = _option(False, "model", "Accepted for vLLM's sake; no code of a repository is run.",
-                                      kind=bool)
-    hf_token: str | None = _option(None, "model", "Token for private repositories. Default: the hub's own login.",
-                                   secret=True)
+    trust_remote_code: bool = _option(
+        False, "model", "Accepted for vLLM's sake; no code of a repository is run.", kind=bool
+    )
+    hf_token: str | None = _option(
+        None, "model", "Token for private repositories. Default: the hub's own login.", secret=True
+    )
     download_dir: str | None = _option(None, "model", "Where downloads go. Default: the hub's cache.")
-    dtype: str = _option("auto", "model", "float32 computes with float32 activations and a float32 KV cache; with any "
-                         "value weights stay as they are stored and sums are float32.",
-                         choices=("auto", "half", "float16", "bfloat16", "float", "float32"))
-    quantization: str | None = _option(None, "model", "Format of the weights. Default: what the checkpoint says.",
-                                       flags=("-q",))
-    max_model_len: int | None = _option(None, "model", "Prompt and output tokens of one request: 4096, 4k, 4K; auto or "
-                                        "-1 fits it to the memory. Default: the model's own.", kind=length, least=-1)
+    dtype: str = _option(
+        "auto",
+        "model",
+        "float32 computes with float32 activations and a float32 KV cache; with any "
+        "value weights stay as they are stored and sums are float32.",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+    )
+    quantization: str | None = _option(
+        None, "model", "Format of the weights. Default: what the checkpoint says.", flags=("-q",)
+    )
+    max_model_len: int | None = _option(
+        None,
+        "model",
+        "Prompt and output tokens of one request: 4096, 4k, 4K; auto or "
+        "-1 fits it to the memory. Default: the model's own.",
+        kind=length,
+        least=-1,
+    )
     seed: int = _option(0, "model", "Seed of the random numbers.", kind=int)
-    max_logprobs: int = _option(20, "model", "Most logprobs a request may ask per token; -1: no limit.", kind=int,
-                                least=-1)
-    generation_config: str = _option("auto", "model", "Where default sampling parameters come from: auto (the model's "
-                                     "generation_config.json), vllm (none), or a folder.")
-    override_generation_config: dict[str, Any] = field(default_factory=dict, metadata=_about(
-        "model", "JSON object of default sampling parameters that win over the generation config.", kind=mapping))
+    max_logprobs: int = _option(
+        20, "model", "Most logprobs a request may ask per token; -1: no limit.", kind=int, least=-1
+    )
+    generation_config: str = _option(
+        "auto",
+        "model",
+        "Where default sampling parameters come from: auto (the model's "
+        "generation_config.json), vllm (none), or a folder.",
+    )
+    override_generation_config: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about(
+            "model", "JSON object of default sampling parameters that win over the generation config.", kind=mapping
+        ),
+    )
 
     # -- cache
     block_size: int = _option(16, "cache", "Tokens per KV block.", kind=int, choices=(16, 32, 64, 128))
-    kv_cache_dtype: str = _option("auto", "cache", "Type of keys and values; auto is float16 on the CPU.",
-                                  choices=("auto", "float16", "float32"))
-    kv_cache_memory_bytes: int | None = _option(None, "cache", "Memory of the KV cache: 2G, 512MiB. Default: what "
-                                                "max-num-seqs full contexts need, at most a share of free memory.",
-                                                kind=size, least=1)
-    num_gpu_blocks_override: int | None = _option(None, "cache", "Number of KV blocks, whatever the memory.", kind=int,
-                                                  least=1)
-    gpu_memory_utilization: float = _option(0.92, "cache", "Share of a GPU's memory to use; the CPU's is set with "
-                                            "--kv-cache-memory-bytes.", kind=float,
-                                            flags=("--device-memory-utilization",), least=0.0, most=1.0)
+    kv_cache_dtype: str = _option(
+        "auto", "cache", "Type of keys and values; auto is float16 on the CPU.", choices=("auto", "float16", "float32")
+    )
+    kv_cache_memory_bytes: int | None = _option(
+        None,
+        "cache",
+        "Memory of the KV cache: 2G, 512MiB. Default: what "
+        "max-num-seqs full contexts need, at most a share of free memory.",
+        kind=size,
+        least=1,
+    )
+    num_gpu_blocks_override: int | None = _option(
+        None, "cache", "Number of KV blocks, whatever the memory.", kind=int, least=1
+    )
+    gpu_memory_utilization: float = _option(
+        0.92,
+        "cache",
+        "Share of a GPU's memory to use; the CPU's is set with --kv-cache-memory-bytes.",
+        kind=float,
+        flags=("--device-memory-utilization",),
+        least=0.0,
+        most=1.0,
+    )
     enable_prefix_caching: bool = _option(True, "cache", "Reuse the KV of a prompt's known beginning.", kind=bool)
 
     # -- scheduler
-    max_num_seqs: int = _option(128, "scheduler", "Sequences that run at once; no more than "
-                                "--max-num-batched-tokens.", kind=count, least=1)
+    max_num_seqs: int = _option(
+        128, "scheduler", "Sequences that run at once; no more than --max-num-batched-tokens.", kind=count, least=1
+    )
     max_num_batched_tokens: int = _option(2048, "scheduler", "Tokens computed in one step.", kind=count, least=1)
-    enable_chunked_prefill: bool = _option(True, "scheduler", "Let long prompts share steps with other work.",
-                                           kind=bool)
-    scheduling_policy: str = _option("fcfs", "scheduler", "Order of waiting requests: by arrival, or by priority.",
-                                     choices=("fcfs", "priority"))
-    max_num_queued_reqs: int | None = _option(None, "scheduler", "Requests in progress above which the server answers "
-                                              "503. Default: no limit.", kind=count, least=1)
-    depth: int = _option(1, "scheduler", "Steps in flight; 2 plans one step while another computes.", kind=int,
-                         choices=(1, 2))
+    enable_chunked_prefill: bool = _option(
+        True, "scheduler", "Let long prompts share steps with other work.", kind=bool
+    )
+    scheduling_policy: str = _option(
+        "fcfs", "scheduler", "Order of waiting requests: by arrival, or by priority.", choices=("fcfs", "priority")
+    )
+    max_num_queued_reqs: int | None = _option(
+        None,
+        "scheduler",
+        "Requests in progress above which the server answers 503. Default: no limit.",
+        kind=count,
+        least=1,
+    )
+    depth: int = _option(
+        1, "scheduler", "Steps in flight; 2 plans one step while another computes.", kind=int, choices=(1, 2)
+    )
 
     # -- device
     device: str = _option("auto", "device", "Where the model runs.", choices=("auto", "cpu", "reference"))
-    threads: int | None = _option(None, "device", "Compute threads. Default: OMP_NUM_THREADS, else the CPUs this "
-                                "process may use.", kind=int,
-                                  least=1)
-    cpu_activations: str = _option("auto", "device", "Type of activations in matrix products on the CPU; float32 is "
-                                   "the most exact, int8 the fastest.", choices=("auto", "float32", "int16", "int8"))
+    threads: int | None = _option(
+        None,
+        "device",
+        "Compute threads. Default: OMP_NUM_THREADS, else the CPUs this process may use.",
+        kind=int,
+        least=1,
+    )
+    cpu_activations: str = _option(
+        "auto",
+        "device",
+        "Type of activations in matrix products on the CPU; float32 is the most exact, int8 the fastest.",
+        choices=("auto", "float32", "int16", "int8"),
+    )
 
     # -- server
     host: str = _option("0.0.0.0", "server", "Address to listen on.")
     port: int = _option(8000, "server", "Port to listen on.", kind=int, least=0, most=65535)
-    api_key: tuple[str, ...] = _option((), "server", "Keys of which a client must send one. Also from OCTAVO_API_KEY "
-                                       "or VLLM_API_KEY.", several=True, secret=True)
-    uvicorn_log_level: str = _option("info", "server", "Log level of the HTTP server.",
-                                     choices=("critical", "error", "warning", "info", "debug", "trace"))
+    api_key: tuple[str, ...] = _option(
+        (),
+        "server",
+        "Keys of which a client must send one. Also from OCTAVO_API_KEY or VLLM_API_KEY.",
+        several=True,
+        secret=True,
+    )
+    uvicorn_log_level: str = _option(
+        "info",
+        "server",
+        "Log level of the HTTP server.",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
+    )
     disable_uvicorn_access_log: bool = _option(False, "server", "Do not log each HTTP request.", kind=bool)
     ssl_keyfile: str | None = _option(None, "server", "TLS key file.")
     ssl_certfile: str | None = _option(None, "server", "TLS certificate file.")
     root_path: str | None = _option(None, "server", "Path under which a proxy publishes the server.")
-    allowed_origins: tuple[str, ...] = _option((), "server", "Origins that browsers may call from, or *.",
-                                               several=True)
-    chat_template: str | None = _option(None, "server", "Chat template (Jinja), or a file that holds it. Default: the "
-                                        "model's.")
+    allowed_origins: tuple[str, ...] = _option((), "server", "Origins that browsers may call from, or *.", several=True)
+    chat_template: str | None = _option(
+        None, "server", "Chat template (Jinja), or a file that holds it. Default: the model's."
+    )
     response_role: str = _option("assistant", "server", "Role of answers in chat.")
-    shutdown_timeout: float = _option(0.0, "server", "Seconds that running requests get to finish after SIGTERM.",
-                                      kind=float, least=0.0)
+    shutdown_timeout: float = _option(
+        0.0, "server", "Seconds that running requests get to finish after SIGTERM.", kind=float, least=0.0
+    )
     log_level: str = _option("info", "server", "Log level of Octavo.", choices=("error", "warning", "info", "debug"))
 
     def __post_init__(self) -> None:
@@ -213,17 +291,20 @@ class EngineConfig:
                 logger.warning("%s has no effect here: %s.", name, passed[name])
             else:
                 near = difflib.get_close_matches(name, [*known, *unbuilt], n=2)
-                raise TypeError(f"There is no option {name!r}."
-                                + (f" Did you mean {' or '.join(near)}?" if near else ""))
+                raise TypeError(
+                    f"There is no option {name!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
+                )
         return cls(**given)
 
     @classmethod
-    def from_namespace(cls, namespace: argparse.Namespace, parser: argparse.ArgumentParser | None = None
-                       ) -> EngineConfig:
+    def from_namespace(
+        cls, namespace: argparse.Namespace, parser: argparse.ArgumentParser | None = None
+    ) -> EngineConfig:
         """From parsed arguments; keys from the environment where no --api-key was given. With `parser`, a wrong value
         ends the program as argparse does (exit status 2) instead of raising `ConfigError`."""
-        given = {option.name: value for option in fields(cls)
-                 if (value := getattr(namespace, option.name, None)) is not None}
+        given = {
+            option.name: value for option in fields(cls) if (value := getattr(namespace, option.name, None)) is not None
+        }
         given.setdefault("api_key", environment_api_key())
         try:
             return cls(**given)
@@ -287,8 +368,13 @@ def _json_list(name: str, text: str) -> list[Any]:
 class _Refuse(argparse.Action):
     """A flag of something not built: nothing is stored; a value with an effect ends the program."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         option = next(row for row in UNBUILT if self.option_strings[0] in row.flags)
         if sentence := refuse(option, True if self.nargs == 0 else values):
             parser.error(sentence)
@@ -297,8 +383,13 @@ class _Refuse(argparse.Action):
 class _Warn(argparse.Action):
     """A flag without a meaning here."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         logger.warning("%s has no effect here: %s.", self.option_strings[0], NO_MEANING[self.option_strings[0]][1])
 
 
@@ -318,16 +409,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if about["kind"] is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            group.add_argument(*names, type=_reader(about["kind"]), default=None, choices=about["choices"] or None,
-                               nargs="+" if about["several"] else None, metavar=_metavar(option.name, about), help=text)
+            group.add_argument(
+                *names,
+                type=_reader(about["kind"]),
+                default=None,
+                choices=about["choices"] or None,
+                nargs="+" if about["several"] else None,
+                metavar=_metavar(option.name, about),
+                help=text,
+            )
     for row in UNBUILT:
         _add_hidden(parser, row.flags, row.kind, _Refuse)
     for flag, (kind, _) in NO_MEANING.items():
         _add_hidden(parser, (flag,), kind, _Warn)
 
 
-def _add_hidden(parser: argparse.ArgumentParser, flags: tuple[str, ...], kind: Callable[[str], Any],
-                action: type[argparse.Action]) -> None:
+def _add_hidden(
+    parser: argparse.ArgumentParser, flags: tuple[str, ...], kind: Callable[[str], Any], action: type[argparse.Action]
+) -> None:
     if kind is bool:
         parser.add_argument(*flags, action=action, nargs=0, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
     else:

@@ -56,15 +56,29 @@ class LLM:
         self._set(config, built.engine, built.info, text.tokenizer, text.template, text.factory(built.info, config))
 
     @classmethod
-    def of(cls, config: EngineConfig, engine: Engine, info: ModelInfo, tokenizer: Tokenizer,
-           template: ChatTemplate | None, factory: RequestFactory) -> LLM:
+    def of(
+        cls,
+        config: EngineConfig,
+        engine: Engine,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        factory: RequestFactory,
+    ) -> LLM:
         """An LLM of parts that are built already."""
         llm = cls.__new__(cls)
         llm._set(config, engine, info, tokenizer, template, factory)
         return llm
 
-    def _set(self, config: EngineConfig, engine: Engine, info: ModelInfo, tokenizer: Tokenizer,
-             template: ChatTemplate | None, factory: RequestFactory) -> None:
+    def _set(
+        self,
+        config: EngineConfig,
+        engine: Engine,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        factory: RequestFactory,
+    ) -> None:
         self.config = config
         self.info = info
         self._engine = engine
@@ -82,8 +96,13 @@ class LLM:
     # -- what a caller does ----------------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: PromptType | Sequence[PromptType], sampling_params: Params = None, *, use_tqdm: Progress = True,
-        lora_request: Any = None, priority: Sequence[int] | None = None,
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Progress = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts; the outputs are in their order.
 
@@ -100,11 +119,19 @@ class LLM:
         return self._generate(read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling_params: Params = None,
-        use_tqdm: Progress = True, lora_request: Any = None, *, priority: Sequence[int] | None = None,
-        chat_template: str | None = None, chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True, continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: Progress = True,
+        lora_request: Any = None,
+        *,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations: one list of messages, or a list of such lists.
 
@@ -126,8 +153,11 @@ class LLM:
         prompts = []
         for conversation in conversations:
             options: dict[str, Any] = {
-                "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
-                "tools": tools, "variables": chat_template_kwargs}
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                "tools": tools,
+                "variables": chat_template_kwargs,
+            }
             text = template.render(conversation, **options)
             given = "\0".join(texts_in([conversation, tools, chat_template_kwargs]))
             if self._tokenizer.control_pattern.search(given):  # typed by somebody: it stays text, as in the server
@@ -138,7 +168,10 @@ class LLM:
         return self._generate(prompts, sampling_params, use_tqdm, priority)
 
     def beam_search(
-        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams, lora_request: Any = None,
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: Any = None,
         use_tqdm: Progress = False,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt; their tokens and text begin with the prompt.
@@ -154,6 +187,7 @@ class LLM:
             room = min(params.max_tokens, self.info.max_model_len - len(ids))
             searches.append(Search(ids, params, frozenset(self._factory.eos_ids), room))
         with self._lock, Interrupts() as interrupts, self._bar(use_tqdm, params.max_tokens, "Beam steps") as bar:
+
             def ask(histories: list[tuple[int, ...]], k: int) -> list[TokenLogprobs]:
                 interrupts.check()
                 answers = self._next_tokens(histories, k)
@@ -192,14 +226,16 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # -- how it is done --------------------------------------------------------------------------------------------
 
-    def _generate(self, prompts: Sequence[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None
-                  ) -> list[RequestOutput]:
+    def _generate(
+        self, prompts: Sequence[Prompt], params: Params, use_tqdm: Progress, priority: Sequence[int] | None
+    ) -> list[RequestOutput]:
         self._check_open()
         each = self._params(params, len(prompts))
         if priority is not None and len(priority) != len(prompts):
@@ -218,8 +254,15 @@ class LLM:
 
     def _request(self, request_id: str, prompt: Prompt, sampling: SamplingParams, priority: int = 0) -> Request:
         return self._factory.make(
-            request_id, prompt.text or "" if prompt.ids is None else prompt.ids, sampling, cut_max_tokens=True,
-            seed=self._seeds.getrandbits(63), arrival=next(self._serial), priority=priority, salt=prompt.salt)
+            request_id,
+            prompt.text or "" if prompt.ids is None else prompt.ids,
+            sampling,
+            cut_max_tokens=True,
+            seed=self._seeds.getrandbits(63),
+            arrival=next(self._serial),
+            priority=priority,
+            salt=prompt.salt,
+        )
 
     def _params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -227,11 +270,17 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * count
         if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-            raise ParameterError("sampling_params must be a SamplingParams, or a list with one per prompt, got "
-                                 f"{params!r}.", "sampling_params", params)
+            raise ParameterError(
+                f"sampling_params must be a SamplingParams, or a list with one per prompt, got {params!r}.",
+                "sampling_params",
+                params,
+            )
         if len(params) != count:
-            raise ParameterError(f"there are {count} prompts but {len(params)} sampling_params: give one for all, or "
-                                 "one per prompt.", "sampling_params", len(params))
+            raise ParameterError(
+                f"there are {count} prompts but {len(params)} sampling_params: give one for all, or one per prompt.",
+                "sampling_params",
+                len(params),
+            )
         return params
 
     def _next_tokens(self, histories: Sequence[tuple[int, ...]], k: int) -> list[TokenLogprobs]:
@@ -279,5 +328,8 @@ class _LoadingBar:
 
 def _no_lora(lora_request: Any) -> None:
     if lora_request is not None:
-        raise ParameterError("LoRA adapters are not built yet: leave lora_request out, or merge the adapter into the "
-                             "checkpoint.", "lora_request", lora_request)
+        raise ParameterError(
+            "LoRA adapters are not built yet: leave lora_request out, or merge the adapter into the checkpoint.",
+            "lora_request",
+            lora_request,
+        )

@@ -43,8 +43,12 @@ def main() -> int:
     config = connection.receive(msgspec.msgpack.Decoder(EngineConfig))
     if config is None:
         return 0
-    logging.basicConfig(stream=sys.stderr, level=config.log_level.upper(),
-                        format="%(levelname)s %(asctime)s [engine] %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level.upper(),
+        format="%(levelname)s %(asctime)s [engine] %(message)s",
+        datefmt="%H:%M:%S",
+    )
     try:
         return serve(connection, config, find_builder(arguments.builder))
     except ConnectionError:
@@ -100,8 +104,10 @@ def cause(error: Exception) -> str:
     if isinstance(error, (ValueError, OSError)):
         return str(error) or type(error).__name__
     if isinstance(error, MemoryError):
-        return ("there is not enough memory: lower --max-num-batched-tokens, --max-num-seqs, --max-model-len or "
-                "--kv-cache-memory-bytes")
+        return (
+            "there is not enough memory: lower --max-num-batched-tokens, --max-num-seqs, --max-model-len or "
+            "--kv-cache-memory-bytes"
+        )
     logger.error("unexpected error", exc_info=error)
     return f"{type(error).__name__}: {error}"
 

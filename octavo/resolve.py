@@ -149,7 +149,7 @@ class _Sizes:
             held = length
             if g.window:
                 held = min(length, g.window + self.config.max_num_batched_tokens + self.size)
-            out.append(-(-held // self.size) + 1)      # one more: the copy of a shared tail
+            out.append(-(-held // self.size) + 1)  # one more: the copy of a shared tail
         return out
 
     def bytes(self, blocks: Sequence[int]) -> int:

@@ -80,8 +80,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 "structured_outputs",
             )
         if not given:
-            raise ParameterError(f"You must use one kind of structured outputs constraint: {', '.join(kinds)}.",
-                                 "structured_outputs")
+            raise ParameterError(
+                f"You must use one kind of structured outputs constraint: {', '.join(kinds)}.", "structured_outputs"
+            )
         if self.choice is not None and not self.choice:
             raise ParameterError("Choice of structured outputs cannot be an empty list.", "structured_outputs", [])
         if self.regex is not None and "\0" in self.regex:
@@ -230,17 +231,25 @@ class SamplingParams(msgspec.Struct, metaclass=_Keywords, kw_only=True, omit_def
                 kind = "sample" if name == "logprobs" else "prompt"
                 raise ParameterError(
                     f"Requested {kind} logprobs of {count}, which is greater than max allowed: {max_logprobs}. "
-                    "Ask for fewer, or start with a larger --max-logprobs.", name, asked)
+                    "Ask for fewer, or start with a larger --max-logprobs.",
+                    name,
+                    asked,
+                )
         asked_of_prompt = [id for row in self.prompt_logprob_token_ids or () for id in row]
         for name, ids in (
-            ("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids),
-            ("logit_bias", self.logit_bias), ("logprob_token_ids", self.logprob_token_ids),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("logprob_token_ids", self.logprob_token_ids),
             ("prompt_logprob_token_ids", asked_of_prompt),
         ):
             outside = [token for token in ids or () if not 0 <= token < vocab_size]
             if outside:
-                raise ParameterError(f"token_id(s) {outside[:8]} in {name} are out of vocabulary: ids are 0 to "
-                                     f"{vocab_size - 1}.", name, outside)
+                raise ParameterError(
+                    f"token_id(s) {outside[:8]} in {name} are out of vocabulary: ids are 0 to {vocab_size - 1}.",
+                    name,
+                    outside,
+                )
 
 
 class BeamSearchParams(msgspec.Struct, metaclass=_Keywords, omit_defaults=True):
@@ -260,8 +269,9 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Keywords, omit_defaults=True):
     def __post_init__(self) -> None:
         _whole("beam_width", self.beam_width, least=1)
         if self.beam_width > MAX_CHOICES:
-            raise ParameterError(f"beam_width must be at most {MAX_CHOICES}, got {self.beam_width}.", "beam_width",
-                                 self.beam_width)
+            raise ParameterError(
+                f"beam_width must be at most {MAX_CHOICES}, got {self.beam_width}.", "beam_width", self.beam_width
+            )
         _whole("max_tokens", self.max_tokens, least=1)
         self.temperature = _number("temperature", self.temperature, 0, 2)
         self.length_penalty = _number("length_penalty", self.length_penalty, -32, 32)
@@ -277,8 +287,11 @@ def _check_numbers(p: SamplingParams) -> None:
     p.frequency_penalty = _number("frequency_penalty", p.frequency_penalty, -2, 2)
     p.repetition_penalty = _number("repetition_penalty", p.repetition_penalty)
     if p.repetition_penalty <= 0:
-        raise ParameterError(f"repetition_penalty must be greater than zero, got {p.repetition_penalty}.",
-                             "repetition_penalty", p.repetition_penalty)
+        raise ParameterError(
+            f"repetition_penalty must be greater than zero, got {p.repetition_penalty}.",
+            "repetition_penalty",
+            p.repetition_penalty,
+        )
     _number("repetition_penalty", p.repetition_penalty, 1 / MOST_FACTOR, MOST_FACTOR)
     p.top_p = _number("top_p", p.top_p)
     if not 0 < p.top_p <= 1:
@@ -292,8 +305,14 @@ def _check_numbers(p: SamplingParams) -> None:
         _integer("seed", p.seed)
         if p.seed == -1:
             p.seed = None
-    for name in ("ignore_eos", "flat_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
-                 "include_stop_str_in_output"):
+    for name in (
+        "ignore_eos",
+        "flat_logprobs",
+        "detokenize",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "include_stop_str_in_output",
+    ):
         if not isinstance(getattr(p, name), bool):
             raise ParameterError(f"{name} must be true or false, got {getattr(p, name)!r}.", name, getattr(p, name))
 
@@ -309,15 +328,19 @@ def _check_lengths(p: SamplingParams) -> None:
         _whole("max_tokens", p.max_tokens, least=1)
     _whole("min_tokens", p.min_tokens, least=0)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
-        raise ParameterError(f"min_tokens must be less than or equal to max_tokens={p.max_tokens}, got "
-                             f"{p.min_tokens}.", "min_tokens", p.min_tokens)
+        raise ParameterError(
+            f"min_tokens must be less than or equal to max_tokens={p.max_tokens}, got {p.min_tokens}.",
+            "min_tokens",
+            p.min_tokens,
+        )
     if p.stream_interval is not None:
         _whole("stream_interval", p.stream_interval, least=1)
     try:
         p.output_kind = RequestOutputKind(p.output_kind)
     except ValueError:
-        raise ParameterError(f"output_kind must be a RequestOutputKind, got {p.output_kind!r}.", "output_kind",
-                             p.output_kind) from None
+        raise ParameterError(
+            f"output_kind must be a RequestOutputKind, got {p.output_kind!r}.", "output_kind", p.output_kind
+        ) from None
 
 
 def _check_logprobs(p: SamplingParams) -> None:
@@ -328,21 +351,30 @@ def _check_logprobs(p: SamplingParams) -> None:
     if p.logprob_token_ids is not None:
         p.logprob_token_ids = _ids("logprob_token_ids", p.logprob_token_ids)
         if len(p.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
-            raise ParameterError(f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got "
-                                 f"{len(p.logprob_token_ids)}.", "logprob_token_ids", len(p.logprob_token_ids))
+            raise ParameterError(
+                f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got {len(p.logprob_token_ids)}.",
+                "logprob_token_ids",
+                len(p.logprob_token_ids),
+            )
         if p.logprobs is not None and p.logprobs != len(p.logprob_token_ids):
-            raise ParameterError(f"logprobs must be the number of logprob_token_ids ({len(p.logprob_token_ids)}) "
-                                 f"when both are given, got {p.logprobs}.", "logprobs", p.logprobs)
+            raise ParameterError(
+                f"logprobs must be the number of logprob_token_ids ({len(p.logprob_token_ids)}) "
+                f"when both are given, got {p.logprobs}.",
+                "logprobs",
+                p.logprobs,
+            )
         p.logprobs = len(p.logprob_token_ids)
     if p.prompt_logprob_start is not None:
         _whole("prompt_logprob_start", p.prompt_logprob_start, least=0)
     if p.prompt_logprob_token_ids is not None:
         if not isinstance(p.prompt_logprob_token_ids, (list, tuple)):
-            raise ParameterError("prompt_logprob_token_ids must be a list of lists of token ids, one per prompt token, "
-                                 f"got {p.prompt_logprob_token_ids!r}.", "prompt_logprob_token_ids")
+            raise ParameterError(
+                "prompt_logprob_token_ids must be a list of lists of token ids, one per prompt token, "
+                f"got {p.prompt_logprob_token_ids!r}.",
+                "prompt_logprob_token_ids",
+            )
         p.prompt_logprob_token_ids = [
-            [id for id in _ids("prompt_logprob_token_ids", row) if id != -1]
-            for row in p.prompt_logprob_token_ids
+            [id for id in _ids("prompt_logprob_token_ids", row) if id != -1] for row in p.prompt_logprob_token_ids
         ]
         p.prompt_logprobs = p.prompt_logprobs or 0
     if p.prompt_logprobs is not None and p.skip_reading_prefix_cache is None:
@@ -362,11 +394,13 @@ def _check_strings(p: SamplingParams) -> None:
             raise ParameterError(f"{name} cannot contain an empty string.", name, value)
         setattr(p, name, list(value))
     if p.stop and not p.detokenize:
-        raise ParameterError("stop strings are only supported when detokenize is True. Set detokenize=True to use "
-                             "stop.", "stop", p.stop)
+        raise ParameterError(
+            "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.", "stop", p.stop
+        )
     if p.bad_words and len(p.bad_words) > MAX_BAD_WORDS:
-        raise ParameterError(f"bad_words may hold at most {MAX_BAD_WORDS} words, got {len(p.bad_words)}.", "bad_words",
-                             len(p.bad_words))
+        raise ParameterError(
+            f"bad_words may hold at most {MAX_BAD_WORDS} words, got {len(p.bad_words)}.", "bad_words", len(p.bad_words)
+        )
 
 
 def _check_ids(p: SamplingParams) -> None:
@@ -378,38 +412,51 @@ def _check_ids(p: SamplingParams) -> None:
             raise ParameterError("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
     if p.logit_bias is not None:
         if not isinstance(p.logit_bias, dict):
-            raise ParameterError(f"logit_bias must map token ids to numbers, got {p.logit_bias!r}.", "logit_bias",
-                                 p.logit_bias)
+            raise ParameterError(
+                f"logit_bias must map token ids to numbers, got {p.logit_bias!r}.", "logit_bias", p.logit_bias
+            )
         _ids("logit_bias", list(p.logit_bias))
-        p.logit_bias = {token: min(MOST_FACTOR, max(-MOST_FACTOR, _number("logit_bias", bias)))
-                        for token, bias in p.logit_bias.items()}
+        p.logit_bias = {
+            token: min(MOST_FACTOR, max(-MOST_FACTOR, _number("logit_bias", bias)))
+            for token, bias in p.logit_bias.items()
+        }
 
 
 def _refuse_unbuilt(p: SamplingParams) -> None:
     """What is known but would have no effect is refused: an answer without the constraint would look like one with."""
     if p.structured_outputs is not None:
         if not isinstance(p.structured_outputs, StructuredOutputsParams):
-            raise ParameterError("structured_outputs must be a StructuredOutputsParams, got "
-                                 f"{p.structured_outputs!r}.", "structured_outputs", p.structured_outputs)
+            raise ParameterError(
+                f"structured_outputs must be a StructuredOutputsParams, got {p.structured_outputs!r}.",
+                "structured_outputs",
+                p.structured_outputs,
+            )
         raise _unbuilt("structured_outputs", "structured outputs")
     if p.thinking_token_budget is not None:
         _integer("thinking_token_budget", p.thinking_token_budget)
         if p.thinking_token_budget < -1:
-            raise ParameterError("thinking_token_budget must be at least 0, or -1 for no limit, got "
-                                 f"{p.thinking_token_budget}.", "thinking_token_budget", p.thinking_token_budget)
+            raise ParameterError(
+                f"thinking_token_budget must be at least 0, or -1 for no limit, got {p.thinking_token_budget}.",
+                "thinking_token_budget",
+                p.thinking_token_budget,
+            )
         if p.thinking_token_budget >= 0:
             raise _unbuilt("thinking_token_budget", "thinking budgets")
     if p.extra_args:
         raise _unbuilt("extra_args", "extra_args")
     if p.repetition_detection is not None and not isinstance(p.repetition_detection, RepetitionDetectionParams):
-        raise ParameterError("repetition_detection must be a RepetitionDetectionParams, got "
-                             f"{p.repetition_detection!r}.", "repetition_detection", p.repetition_detection)
+        raise ParameterError(
+            f"repetition_detection must be a RepetitionDetectionParams, got {p.repetition_detection!r}.",
+            "repetition_detection",
+            p.repetition_detection,
+        )
 
 
 def _unbuilt(parameter: str, what: str) -> ParameterError:
     verb = "is" if what == parameter else "are"
-    return ParameterError(f"{what} {verb} not built yet in Octavo, so {parameter} would have no effect. Leave it out.",
-                          parameter)
+    return ParameterError(
+        f"{what} {verb} not built yet in Octavo, so {parameter} would have no effect. Leave it out.", parameter
+    )
 
 
 def _number(name: str, value: Any, low: float | None = None, high: float | None = None) -> float:
@@ -468,14 +515,20 @@ def _check_depth(value: str | dict[str, Any], name: str, limit: int) -> None:
         try:
             parsed = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise ParameterError(f"{name} of structured outputs is not JSON: {error}.", "structured_outputs",
-                                 value) from None
+            raise ParameterError(
+                f"{name} of structured outputs is not JSON: {error}.", "structured_outputs", value
+            ) from None
     level, depth = [parsed], 0
     while level:
         depth += 1
         if depth > limit:
-            raise ParameterError(f"{name} of structured outputs is nested deeper than {limit} levels.",
-                                 "structured_outputs")
-        level = [child for item in level if isinstance(item, (dict, list))
-                 for child in (item.values() if isinstance(item, dict) else item)
-                 if isinstance(child, (dict, list))]
+            raise ParameterError(
+                f"{name} of structured outputs is nested deeper than {limit} levels.", "structured_outputs"
+            )
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list))
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, (dict, list))
+        ]

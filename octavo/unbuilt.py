@@ -55,20 +55,40 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt(("--nnodes",), int, (1,), _ONE_PROCESS),
     Unbuilt(("--api-server-count", "-asc"), int, (1,), "One front end serves; leave it at 1."),
     Unbuilt(("--enable-expert-parallel", "-ep"), bool, (False,), _ONE_PROCESS),
-    Unbuilt(("--distributed-executor-backend",), str, ("uni", "mp"),
-            "Ray and other executors are not built yet; leave it out."),
+    Unbuilt(
+        ("--distributed-executor-backend",),
+        str,
+        ("uni", "mp"),
+        "Ray and other executors are not built yet; leave it out.",
+    ),
     Unbuilt(("--runner",), str, ("auto", "generate"), _GENERATE_ONLY),
     Unbuilt(("--convert",), str, ("auto", "none"), "Models are served as what they are; leave it at auto."),
-    Unbuilt(("--tokenizer-mode",), str, ("auto", "hf"), "One kind of tokenizer is built (tokenizer.json or GGUF); "
-            "leave it at auto."),
-    Unbuilt(("--skip-tokenizer-init",), bool, (False,), "The tokenizer is always loaded; leave it out and pass "
-            "prompt_token_ids."),
-    Unbuilt(("--load-format",), str, ("auto", "hf", "safetensors", "gguf"),
-            "Checkpoints are safetensors or GGUF; leave it at auto."),
+    Unbuilt(
+        ("--tokenizer-mode",),
+        str,
+        ("auto", "hf"),
+        "One kind of tokenizer is built (tokenizer.json or GGUF); leave it at auto.",
+    ),
+    Unbuilt(
+        ("--skip-tokenizer-init",),
+        bool,
+        (False,),
+        "The tokenizer is always loaded; leave it out and pass prompt_token_ids.",
+    ),
+    Unbuilt(
+        ("--load-format",),
+        str,
+        ("auto", "hf", "safetensors", "gguf"),
+        "Checkpoints are safetensors or GGUF; leave it at auto.",
+    ),
     Unbuilt(("--model-impl",), str, ("auto", "vllm"), "Octavo runs its own implementation; leave it at auto."),
     Unbuilt(("--hf-overrides",), _json, ({}, ""), "The checkpoint's config is taken as it is; edit its config.json."),
-    Unbuilt(("--logits-processors",), str, ("",), "Custom logits processors are not built yet; use logit_bias, "
-            "allowed_token_ids or bad_words."),
+    Unbuilt(
+        ("--logits-processors",),
+        str,
+        ("",),
+        "Custom logits processors are not built yet; use logit_bias, allowed_token_ids or bad_words.",
+    ),
     Unbuilt(("--logprobs-mode",), str, ("raw_logprobs",), "Logprobs are those of the raw distribution; leave it out."),
     Unbuilt(("--enable-lora",), bool, (False,), _LORA),
     Unbuilt(("--lora-modules",), _json, ("", []), _LORA),
@@ -90,10 +110,15 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt(("--enable-prompt-embeds",), bool, (False,), _TEXT_ONLY),
     Unbuilt(("--enable-sleep-mode",), bool, (False,), "Sleep mode is not built yet; leave it out."),
     Unbuilt(("--enable-log-requests",), bool, (False,), "Requests are not logged yet; leave it out."),
-    Unbuilt(("--long-prefill-token-threshold",), int, (0,), "The share of long prompts in a step follows from measured "
-            "speed; leave it at 0."),
-    Unbuilt(("--rope-scaling",), _json, ({}, ""), "RoPE scaling is read from the checkpoint's config.json; put it "
-            "there."),
+    Unbuilt(
+        ("--long-prefill-token-threshold",),
+        int,
+        (0,),
+        "The share of long prompts in a step follows from measured speed; leave it at 0.",
+    ),
+    Unbuilt(
+        ("--rope-scaling",), _json, ({}, ""), "RoPE scaling is read from the checkpoint's config.json; put it there."
+    ),
     Unbuilt(("--rope-theta",), float, (), "The RoPE base is read from the checkpoint's config.json; put it there."),
 )
 

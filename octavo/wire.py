@@ -170,8 +170,14 @@ def _add(engine: Engine, request: Request, send: Callable[[FromEngine], None]) -
         send(Rejected(request.id, str(error)))
     except Exception as error:
         logger.exception("request %s could not be added", request.id)
-        send(Deltas([Delta(request.id, choice, finish="error", error=f"internal error: {error}")
-                     for choice in range(request.n)]))
+        send(
+            Deltas(
+                [
+                    Delta(request.id, choice, finish="error", error=f"internal error: {error}")
+                    for choice in range(request.n)
+                ]
+            )
+        )
 
 
 def frame(message: object) -> bytes:

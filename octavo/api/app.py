@@ -33,8 +33,7 @@ ROUTES: tuple[tuple[str, str, object], ...] = (
 
 def create_app(service: Service) -> Starlette:
     """The application that answers for `service`; usable (503) before the model is ready."""
-    app = Starlette(routes=_routes(), middleware=_middleware(service),
-                    exception_handlers={HTTPException: _http_error})
+    app = Starlette(routes=_routes(), middleware=_middleware(service), exception_handlers={HTTPException: _http_error})
     app.state.service = service
     return app
 
@@ -43,8 +42,10 @@ def _routes() -> list[BaseRoute]:
     paths: dict[str, list[tuple[str, object]]] = {}
     for method, path, endpoint in ROUTES:
         paths.setdefault(path, []).append((method, endpoint))
-    return [Route(path, endpoint=found[0][1], methods=[method for method, _ in found])  # type: ignore[arg-type]
-            for path, found in paths.items()]
+    return [
+        Route(path, endpoint=found[0][1], methods=[method for method, _ in found])  # type: ignore[arg-type]
+        for path, found in paths.items()
+    ]
 
 
 def _middleware(service: Service) -> list[Middleware]:
@@ -52,8 +53,15 @@ def _middleware(service: Service) -> list[Middleware]:
     config = service.config
     layers = [Middleware(RequestId)]
     if config.allowed_origins:
-        layers.append(Middleware(CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"],
-                                 allow_headers=["*"], expose_headers=["X-Request-Id", "X-Octavo-Warnings"]))
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(config.allowed_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "X-Octavo-Warnings"],
+            )
+        )
     if config.api_key:
         layers.append(Middleware(ApiKeys, keys=config.api_key))
     layers.append(Middleware(Faults))
@@ -64,7 +72,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in the one error format."""
     assert isinstance(error, HTTPException)
     known = ", ".join(sorted({path for _, path, _ in ROUTES}))
-    texts = {404: f"There is nothing at {request.url.path[:200]}. Paths here: {known}.",
-             405: f"{request.method} is not allowed at {request.url.path[:200]}."}
-    return ApiError(error.status_code, texts.get(error.status_code, str(error.detail)),
-                    headers=dict(error.headers or {})).response()
+    texts = {
+        404: f"There is nothing at {request.url.path[:200]}. Paths here: {known}.",
+        405: f"{request.method} is not allowed at {request.url.path[:200]}.",
+    }
+    return ApiError(
+        error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
+    ).response()

@@ -34,9 +34,13 @@ async def parse(request: Request, schema: type[_B], limit: int) -> _B:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    too_large = ApiError(413, f"The request body is larger than {limit} bytes, the most this server takes; send less "
-                              "or start it with a larger --max-request-bytes.", code="request_too_large",
-                         headers={"Connection": "close"})
+    too_large = ApiError(
+        413,
+        f"The request body is larger than {limit} bytes, the most this server takes; send less "
+        "or start it with a larger --max-request-bytes.",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
         raise too_large
@@ -78,8 +82,12 @@ def _deeper(data: Any, most: int) -> bool:
     """Whether `data` has more than `most` levels of objects and lists."""
     level = [data]
     for _ in range(most):
-        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)
-                 if isinstance(child, (dict, list))]
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, (dict, list))
+        ]
         if not level:
             return False
     return True

@@ -25,10 +25,28 @@ from octavo.info import ModelInfo
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
 
 _SAMPLING_FIELDS = (
-    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words",
-    "prompt_logprobs", "logprob_token_ids", "thinking_token_budget",
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "thinking_token_budget",
 )
 
 
@@ -85,8 +103,9 @@ def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
     return Call(service, front, body, model, request_id, int(time.time()), warnings)
 
 
-def sampling_of(call: Call, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
-                ) -> SamplingParams:
+def sampling_of(
+    call: Call, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+) -> SamplingParams:
     """The sampling parameters of the body over the model's defaults.
 
     Raises:
@@ -110,8 +129,16 @@ def defaults_of(info: ModelInfo) -> dict[str, Any]:
     return {name: value for name, value in info.generation_defaults.items() if name != "max_tokens"}
 
 
-async def make_job(call: Call, index: int, prompt: str | Sequence[int], sampling: SamplingParams, *,
-                   add_special_tokens: bool, cut_max_tokens: bool, size: int) -> Job:
+async def make_job(
+    call: Call,
+    index: int,
+    prompt: str | Sequence[int],
+    sampling: SamplingParams,
+    *,
+    add_special_tokens: bool,
+    cut_max_tokens: bool,
+    size: int,
+) -> Job:
     """What runs prompt number `index` of the call.
 
     Args:
@@ -125,9 +152,17 @@ async def make_job(call: Call, index: int, prompt: str | Sequence[int], sampling
     body, factory = call.body, call.front.factory
     size += sum(map(len, [*(sampling.bad_words or ()), *(sampling.stop or ())]))
     request = await beside(
-        size, factory.make, call.internal_id(index), prompt, sampling, add_special_tokens=add_special_tokens,
-        truncate_prompt_tokens=body.truncate_prompt_tokens, cut_max_tokens=cut_max_tokens,
-        arrival=call.service.next_serial(), priority=body.priority or 0, salt=body.cache_salt or "",
+        size,
+        factory.make,
+        call.internal_id(index),
+        prompt,
+        sampling,
+        add_special_tokens=add_special_tokens,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        cut_max_tokens=cut_max_tokens,
+        arrival=call.service.next_serial(),
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
     )
     return Job(request, await beside(size, factory.output, request))
 
@@ -135,8 +170,11 @@ async def make_job(call: Call, index: int, prompt: str | Sequence[int], sampling
 def check_choices(prompts: int, sampling: SamplingParams) -> None:
     """Refuse a call that would start more sequences than one may ask for."""
     if prompts * sampling.n > MAX_CHOICES:
-        raise bad_request(f"{prompts} prompts with n={sampling.n} are {prompts * sampling.n} choices; at most "
-                          f"{MAX_CHOICES} may be asked for at once.", "n")
+        raise bad_request(
+            f"{prompts} prompts with n={sampling.n} are {prompts * sampling.n} choices; at most "
+            f"{MAX_CHOICES} may be asked for at once.",
+            "n",
+        )
 
 
 def prompt_scores(call: Call, news: News) -> list[Any] | None:
@@ -152,8 +190,9 @@ def start(call: Call, jobs: Sequence[Job]) -> Generation:
     return Generation(call.front.engine, jobs, call.front.metrics)
 
 
-async def whole_answer(http: HttpRequest, call: Call, answer: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
-                       ) -> Response:
+async def whole_answer(
+    http: HttpRequest, call: Call, answer: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+) -> Response:
     """Wait for `answer()` and send it; stop it at once when the client is gone."""
     with call.service.admitted():
         work = asyncio.create_task(answer())

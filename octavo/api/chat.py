@@ -75,8 +75,7 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling)
     ids = await encode_chat(call.front, call.service.settings, body, messages)
-    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked,
-                         size=len(ids))
+    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked, size=len(ids))
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
     return _Plan(call, body, job, role, echo)
@@ -151,8 +150,16 @@ async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
 
 def _opening(plan: _Plan, index: int) -> dict[str, Any]:
     """The first chunk of a choice: who speaks."""
-    opening: dict[str, Any] = {"choices": [{"index": index, "delta": {"role": plan.role, "content": plan.echo},
-                                            "logprobs": None, "finish_reason": None}]}
+    opening: dict[str, Any] = {
+        "choices": [
+            {
+                "index": index,
+                "delta": {"role": plan.role, "content": plan.echo},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ]
+    }
     if plan.body.return_token_ids and index == 0:
         opening["prompt_token_ids"] = list(plan.job.request.prompt)
     return opening

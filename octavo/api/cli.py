@@ -58,16 +58,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="Serves and runs large language models.")
     parser.add_argument("-v", "--version", action="version", version=f"octavo {octavo.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serving = commands.add_parser("serve", help="answer the OpenAI API over HTTP", usage="%(prog)s [MODEL] [options]",
-                                  description="Serves a model over the OpenAI API.")
+    serving = commands.add_parser(
+        "serve",
+        help="answer the OpenAI API over HTTP",
+        usage="%(prog)s [MODEL] [options]",
+        description="Serves a model over the OpenAI API.",
+    )
     serving.add_argument("model_tag", nargs="?", metavar="MODEL", help="Repository name, folder, or GGUF file.")
     add_flags(serving)
     add_settings(serving)
     serving.set_defaults(run=_serve, parser=serving)
 
-    running = commands.add_parser("run", help="answer one prompt in the terminal",
-                                  usage="%(prog)s MODEL [PROMPT] [options]",
-                                  description="Prints a model's answer to one prompt as it comes.")
+    running = commands.add_parser(
+        "run",
+        help="answer one prompt in the terminal",
+        usage="%(prog)s MODEL [PROMPT] [options]",
+        description="Prints a model's answer to one prompt as it comes.",
+    )
     running.add_argument("model_tag", metavar="MODEL", help="Repository name, folder, or GGUF file.")
     running.add_argument("prompt", nargs="?", help="The prompt; read from standard input where it is left out.")
     running.add_argument("--raw", action="store_true", help="Continue the text itself, without the chat template.")
@@ -75,11 +82,18 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(running)
     running.set_defaults(run=_run, parser=running)
 
-    chatting = commands.add_parser("chat", help="talk to a model in the terminal",
-                                   usage="%(prog)s [MODEL | --url URL] [options]",
-                                   description="A conversation with a model, loaded here or behind --url.")
-    chatting.add_argument("model_tag", nargs="?", metavar="MODEL",
-                          help="Repository name, folder, or GGUF file; with --url the name of a served model.")
+    chatting = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        usage="%(prog)s [MODEL | --url URL] [options]",
+        description="A conversation with a model, loaded here or behind --url.",
+    )
+    chatting.add_argument(
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
+        help="Repository name, folder, or GGUF file; with --url the name of a served model.",
+    )
     chatting.add_argument("--url", help="Talk to this server instead, such as http://localhost:8000.")
     _add_sampling(chatting)
     add_flags(chatting)
@@ -99,8 +113,13 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def _options(namespace: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given, as fields of a request."""
-    fields = {"max_tokens": namespace.max_tokens, "temperature": namespace.temperature, "top_p": namespace.top_p,
-              "top_k": namespace.top_k, "seed": namespace.sampling_seed}
+    fields = {
+        "max_tokens": namespace.max_tokens,
+        "temperature": namespace.temperature,
+        "top_p": namespace.top_p,
+        "top_k": namespace.top_k,
+        "seed": namespace.sampling_seed,
+    }
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -112,8 +131,12 @@ def _config(namespace: argparse.Namespace) -> EngineConfig:
             parser.error(f"two models are named: {namespace.model_tag} and --model {namespace.model}; name one.")
         namespace.model = namespace.model_tag
     config = EngineConfig.from_namespace(namespace, parser)
-    logging.basicConfig(stream=sys.stderr, level=config.log_level.upper(),
-                        format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level.upper(),
+        format="%(levelname)s %(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+    )
     return config
 
 

@@ -83,14 +83,18 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise bad_request("prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
-                          "token ids, and not empty.", "prompt")
+        raise bad_request(
+            "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
+            "token ids, and not empty.",
+            "prompt",
+        )
     if _are_ids(prompt):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
         raise bad_request(f"There are {len(prompt)} prompts; at most {MAX_PROMPTS} may be sent at once.", "prompt")
-    if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) and _are_ids(item)
-                                                            for item in prompt):
+    if all(isinstance(item, str) for item in prompt) or all(
+        isinstance(item, list) and _are_ids(item) for item in prompt
+    ):
         return list(prompt)
     raise bad_request("The elements of prompt must all be strings, all token ids, or all lists of token ids.", "prompt")
 
@@ -117,8 +121,15 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
     check_choices(len(prompts), sampling)
     jobs, echoes = [], []
     for index, prompt in enumerate(prompts):
-        job = await make_job(call, index, prompt, sampling, add_special_tokens=body.add_special_tokens is not False,
-                             cut_max_tokens=body.max_tokens is None, size=size)
+        job = await make_job(
+            call,
+            index,
+            prompt,
+            sampling,
+            add_special_tokens=body.add_special_tokens is not False,
+            cut_max_tokens=body.max_tokens is None,
+            size=size,
+        )
         if nothing_new:
             job = job._replace(request=msgspec.structs.replace(job.request, max_tokens=0))
         jobs.append(job)
@@ -209,8 +220,11 @@ async def _whole(plan: _Plan) -> dict[str, Any]:
         async for news in source:
             part = makers.part(news)
             _join(choices.setdefault(part["index"], {}), part)
-    return {**plan.call.envelope("cmpl", "text_completion"),
-            "choices": [choices[index] for index in sorted(choices)], "usage": generation.usage.as_json()}
+    return {
+        **plan.call.envelope("cmpl", "text_completion"),
+        "choices": [choices[index] for index in sorted(choices)],
+        "usage": generation.usage.as_json(),
+    }
 
 
 def _join(whole: dict[str, Any], part: dict[str, Any]) -> None:

@@ -78,7 +78,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def not_built(field: str, what: str) -> ApiError:
     """400 for a field that would change the answer and cannot be honoured: refusing beats ignoring."""
     return ApiError(
-        400, f"{what} is not built yet in this server, so `{field}` cannot be honoured; leave it out.", param=field,
+        400,
+        f"{what} is not built yet in this server, so `{field}` cannot be honoured; leave it out.",
+        param=field,
         code="unsupported_parameter",
     )
 
@@ -91,8 +93,10 @@ def unavailable(message: str, retry_after: int = 5) -> ApiError:
 def model_not_found(name: str, served: Sequence[str]) -> ApiError:
     """404 that lists what is served."""
     return ApiError(
-        404, f"The model `{name}` does not exist. Served here: {', '.join(f'`{s}`' for s in served)}.",
-        param="model", code="model_not_found",
+        404,
+        f"The model `{name}` does not exist. Served here: {', '.join(f'`{s}`' for s in served)}.",
+        param="model",
+        code="model_not_found",
     )
 
 

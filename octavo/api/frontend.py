@@ -104,8 +104,11 @@ class Service:
         """
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.active >= limit:
-            raise unavailable(f"The server is busy: {self.active} requests are in progress, the most it takes "
-                              "(--max-num-queued-reqs); try again later.", retry_after=1)
+            raise unavailable(
+                f"The server is busy: {self.active} requests are in progress, the most it takes "
+                "(--max-num-queued-reqs); try again later.",
+                retry_after=1,
+            )
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -129,13 +132,25 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def make_frontend(engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate | None, factory: RequestFactory,
-                  info: ModelInfo, config: EngineConfig) -> Frontend:
+def make_frontend(
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    factory: RequestFactory,
+    info: ModelInfo,
+    config: EngineConfig,
+) -> Frontend:
     """The front end of a model whose engine is ready."""
     served = config.served_model_name or (config.model,)
     control = sorted(filter(None, map(tokenizer.token_text, tokenizer.special_ids)), key=len, reverse=True)
     return Frontend(
-        engine=engine, tokenizer=tokenizer, template=template, factory=factory, info=info, config=config,
-        metrics=Metrics(served[0], info.max_model_len), served=served,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        factory=factory,
+        info=info,
+        config=config,
+        metrics=Metrics(served[0], info.max_model_len),
+        served=served,
         control_tokens=re.compile("|".join(map(re.escape, control)) or r"(?!)"),
     )

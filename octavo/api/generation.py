@@ -141,8 +141,13 @@ class Generation:
 
     def _close(self, index: int, choice: int, reason: str) -> None:
         state = self._open.pop((index, choice))
-        self._metrics.finished(reason, time.monotonic() - self._started, state.last - state.first,
-                               len(self._jobs[index].request.prompt), state.tokens)
+        self._metrics.finished(
+            reason,
+            time.monotonic() - self._started,
+            state.last - state.first,
+            len(self._jobs[index].request.prompt),
+            state.tokens,
+        )
 
     def _close_all(self, index: int, reason: str) -> None:
         for owner, choice in list(self._open):

@@ -49,8 +49,10 @@ class TokenNames:
 def chat_entries(entries: Sequence[TokenLogprobs], top: int, names: TokenNames) -> list[dict[str, Any]]:
     """`choices[].logprobs.content` of the chat API: one entry per token."""
     return [
-        {**_chat_token(entry.token, entry.logprob, names),
-         "top_logprobs": [_chat_token(token, logprob, names) for token, logprob in best(entry, top)]}
+        {
+            **_chat_token(entry.token, entry.logprob, names),
+            "top_logprobs": [_chat_token(token, logprob, names) for token, logprob in best(entry, top)],
+        }
         for entry in entries
     ]
 

@@ -58,8 +58,9 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "text", "text": part["refusal"]}
     if kind in _MEDIA_PARTS:
-        raise ApiError(400, f"{where} is of type {kind}, but this model takes text only.", param=where,
-                       code="unsupported_content")
+        raise ApiError(
+            400, f"{where} is of type {kind}, but this model takes text only.", param=where, code="unsupported_content"
+        )
     raise bad_request(f"{where}.type must be text, got {str(kind)[:80]!r}.", f"{where}.type")
 
 

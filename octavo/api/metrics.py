@@ -20,8 +20,30 @@ from octavo.types import EngineStats
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
-                640, 2560)
+_FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
 _BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _CHOICES = (1, 2, 5, 10, 20)
@@ -66,8 +88,9 @@ class _EngineTotals(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens generated.", s.generation_tokens)
         yield self._counter("octavo:engine_steps", "Steps the engine has run.", s.steps)
         yield self._counter("octavo:engine_failed_steps", "Steps that raised.", s.failed_steps)
-        yield self._counter("octavo:engine_recomputed_tokens", "Tokens computed again after preemption.",
-                            s.recomputed_tokens)
+        yield self._counter(
+            "octavo:engine_recomputed_tokens", "Tokens computed again after preemption.", s.recomputed_tokens
+        )
         yield self._counter("octavo:engine_step_seconds", "Time spent in steps.", s.step_seconds)
         yield self._counter("octavo:engine_host_seconds", "Time spent planning and committing.", s.host_seconds)
 
@@ -93,29 +116,41 @@ class Metrics:
         self._registry.register(self._engine)
         sizes = _sizes(max_model_len)
         self._first_token = self._histogram(
-            ["vllm:time_to_first_token_seconds"], "From arrival to the first token.", _FIRST_TOKEN)
+            ["vllm:time_to_first_token_seconds"], "From arrival to the first token.", _FIRST_TOKEN
+        )
         self._between_tokens = self._histogram(
             ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"],
-            "Between two tokens of a choice.", _BETWEEN_TOKENS)
+            "Between two tokens of a choice.",
+            _BETWEEN_TOKENS,
+        )
         self._per_token = self._histogram(
-            ["vllm:request_time_per_output_token_seconds"], "Mean time per token after the first, by choice.",
-            _BETWEEN_TOKENS)
+            ["vllm:request_time_per_output_token_seconds"],
+            "Mean time per token after the first, by choice.",
+            _BETWEEN_TOKENS,
+        )
         self._latency = self._histogram(
-            ["vllm:e2e_request_latency_seconds"], "From arrival to the end of a choice.", _LATENCY)
-        self._prompt_tokens = self._histogram(
-            ["vllm:request_prompt_tokens"], "Prompt tokens of a choice.", sizes)
+            ["vllm:e2e_request_latency_seconds"], "From arrival to the end of a choice.", _LATENCY
+        )
+        self._prompt_tokens = self._histogram(["vllm:request_prompt_tokens"], "Prompt tokens of a choice.", sizes)
         self._generation_tokens = self._histogram(
-            ["vllm:request_generation_tokens"], "Tokens generated for a choice.", sizes)
+            ["vllm:request_generation_tokens"], "Tokens generated for a choice.", sizes
+        )
         self._asked_choices = self._histogram(["vllm:request_params_n"], "The parameter n.", _CHOICES)
         self._asked_tokens = self._histogram(["vllm:request_params_max_tokens"], "The parameter max_tokens.", sizes)
-        finished = Counter("vllm:request_success", "Choices ended, by finish reason.", [*labels, "finished_reason"],
-                           registry=self._registry)
+        finished = Counter(
+            "vllm:request_success",
+            "Choices ended, by finish reason.",
+            [*labels, "finished_reason"],
+            registry=self._registry,
+        )
         self._finished = {reason: finished.labels(**labels, finished_reason=reason) for reason in FINISH_REASONS}
 
     def _histogram(self, names: Sequence[str], text: str, buckets: Iterable[float]) -> list[Histogram]:
         edges = list(buckets)
-        return [Histogram(name, text, list(self._labels), registry=self._registry, buckets=edges).labels(**self._labels)
-                for name in names]
+        return [
+            Histogram(name, text, list(self._labels), registry=self._registry, buckets=edges).labels(**self._labels)
+            for name in names
+        ]
 
     def asked(self, choices: int, max_tokens: int) -> None:
         """A prompt was accepted."""

@@ -58,8 +58,12 @@ class ApiKeys:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        refusal = ApiError(401, "This server needs an API key: send `Authorization: Bearer KEY`.",
-                           code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        refusal = ApiError(
+            401,
+            "This server needs an API key: send `Authorization: Bearer KEY`.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
         await refusal.response()(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:

@@ -18,8 +18,16 @@ def json_response(data: Any, headers: dict[str, str] | None = None) -> Response:
 
 
 def _card(front: Frontend, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": front.info.created, "owned_by": "octavo",
-            "root": front.info.model, "parent": None, "max_model_len": front.info.max_model_len, "permission": []}
+    return {
+        "id": name,
+        "object": "model",
+        "created": front.info.created,
+        "owned_by": "octavo",
+        "root": front.info.model,
+        "parent": None,
+        "max_model_len": front.info.max_model_len,
+        "permission": [],
+    }
 
 
 async def list_models(request: Request) -> Response:

@@ -33,8 +33,9 @@ async def encode_text(front: Frontend, text: str, special: bool) -> list[int]:
     return await beside(len(text), front.tokenizer.encode, text, add_special_tokens=special)
 
 
-async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody | TokenizeBody,
-                      messages: Sequence[dict[str, Any]]) -> list[int]:
+async def encode_chat(
+    front: Frontend, settings: ServerSettings, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
+) -> list[int]:
     """Token ids of a conversation, as the model's chat template has it.
 
     Control tokens that somebody typed in a message stay plain text, so that nobody can forge a turn.
@@ -51,34 +52,44 @@ async def encode_chat(front: Frontend, settings: ServerSettings, body: ChatBody 
     characters = sum(map(len, texts))
     _check_size(front, characters)
     typed = front.control_tokens.search("\0".join(texts)) is not None
-    return await beside(max(least, characters), template.encode, front.tokenizer, messages, parse_special=not typed,
-                        **options)
+    return await beside(
+        max(least, characters), template.encode, front.tokenizer, messages, parse_special=not typed, **options
+    )
 
 
 def _template(front: Frontend, settings: ServerSettings, own: str | None) -> ChatTemplate:
     if own is None:
         if not front.template:
-            raise bad_request("This model has no chat template: use /v1/completions, or start the server with "
-                              "--chat-template.", "messages")
+            raise bad_request(
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                "messages",
+            )
         return front.template
     if not settings.trust_request_chat_template:
-        raise bad_request("chat_template in a request is not allowed here; the server must be started with "
-                          "--trust-request-chat-template.", "chat_template")
+        raise bad_request(
+            "chat_template in a request is not allowed here; the server must be started with "
+            "--trust-request-chat-template.",
+            "chat_template",
+        )
     return ChatTemplate(own, front.tokenizer.special_tokens)
 
 
 def _options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     for name in sorted(_FIELDS & variables.keys()):
-        raise bad_request(f"chat_template_kwargs cannot set {name}; it has a field of its own.",
-                          "chat_template_kwargs")
+        raise bad_request(f"chat_template_kwargs cannot set {name}; it has a field of its own.", "chat_template_kwargs")
     if isinstance(body, ChatBody) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     documents = body.documents if isinstance(body, ChatBody) else None
     go_on = bool(body.continue_final_message)
     prompt = not go_on if body.add_generation_prompt is None else body.add_generation_prompt
-    return {"tools": body.tools or None, "documents": documents or None, "add_generation_prompt": prompt,
-            "continue_final_message": go_on, "variables": variables}
+    return {
+        "tools": body.tools or None,
+        "documents": documents or None,
+        "add_generation_prompt": prompt,
+        "continue_final_message": go_on,
+        "variables": variables,
+    }
 
 
 def _check_size(front: Frontend, characters: int) -> None:
@@ -86,4 +97,7 @@ def _check_size(front: Frontend, characters: int) -> None:
     if characters > front.factory.most_characters:
         raise bad_request(
             f"This model's maximum context length is {front.info.max_model_len} tokens. However, the messages have "
-            f"{characters} characters, more than can fit. Please shorten them.", "messages", "context_length_exceeded")
+            f"{characters} characters, more than can fit. Please shorten them.",
+            "messages",
+            "context_length_exceeded",
+        )

@@ -17,20 +17,42 @@ from octavo.api.errors import bad_request, not_built
 MAX_STOP_STRINGS = 64
 """Each one is looked for after every token."""
 
-_WITHOUT_EFFECT = frozenset({
-    "include_reasoning", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
-    "prompt_cache_retention", "safety_identifier", "service_tier", "session_id", "store", "user", "verbosity",
-})
+_WITHOUT_EFFECT = frozenset(
+    {
+        "include_reasoning",
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
 """Fields of OpenAI and vLLM that do not concern the text of an answer here; taken without a word."""
 
 _CONSTRAINTS = (
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
     "structural_tag",
 )
 _NOT_BUILT = {
-    "audio": "Audio output", "ec_transfer_params": "Encoder transfer", "function_call": "Calling of functions",
-    "functions": "Calling of functions", "kv_transfer_params": "KV transfer", "mm_payload": "Media input",
-    "prompt_embeds": "Embedding input", "use_beam_search": "Beam search over HTTP",
+    "audio": "Audio output",
+    "ec_transfer_params": "Encoder transfer",
+    "function_call": "Calling of functions",
+    "functions": "Calling of functions",
+    "kv_transfer_params": "KV transfer",
+    "mm_payload": "Media input",
+    "prompt_embeds": "Embedding input",
+    "use_beam_search": "Beam search over HTTP",
     "vllm_xargs": "Passing on of extra arguments",
     "web_search_options": "Web search",
 }
@@ -111,8 +133,9 @@ class GenerationBody(Body):
         if self.response_format is not None and self.response_format.get("type") != "text":
             kind = self.response_format.get("type")
             if kind not in ("json_object", "json_schema", "structural_tag"):
-                raise bad_request(f"response_format.type must be text, json_object or json_schema, got {kind!r}.",
-                                  "response_format")
+                raise bad_request(
+                    f"response_format.type must be text, json_object or json_schema, got {kind!r}.", "response_format"
+                )
             raise not_built("response_format", "Constrained (structured) output")
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOP_STRINGS:
             raise bad_request(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}.", "stop")
@@ -139,7 +162,8 @@ class CompletionBody(GenerationBody):
         if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
             raise bad_request(
                 "best_of is not supported: ask for `n` choices with logprobs and keep the best one (best_of may only "
-                "equal n).", "best_of",
+                "equal n).",
+                "best_of",
             )
 
 
@@ -169,8 +193,9 @@ class ChatBody(GenerationBody):
             if getattr(self, field) is not None and not self.logprobs:
                 raise bad_request(f"{field} needs logprobs: true.", field)
         if self.continue_final_message and self.add_generation_prompt:
-            raise bad_request("continue_final_message and add_generation_prompt cannot both be true.",
-                              "continue_final_message")
+            raise bad_request(
+                "continue_final_message and add_generation_prompt cannot both be true.", "continue_final_message"
+            )
         self._refuse_tools()
 
     def _refuse_tools(self) -> None:
@@ -178,8 +203,9 @@ class ChatBody(GenerationBody):
         if choice in (None, "none", "auto"):
             return
         if isinstance(choice, str) and choice != "required":
-            raise bad_request(f"tool_choice must be none, auto, required or a named function, got {choice!r}.",
-                              "tool_choice")
+            raise bad_request(
+                f"tool_choice must be none, auto, required or a named function, got {choice!r}.", "tool_choice"
+            )
         if not self.tools:
             raise bad_request("tool_choice needs tools.", "tool_choice")
         if isinstance(choice, dict):

@@ -66,8 +66,9 @@ def bind(host: str, port: int) -> socket.socket:
         CannotServe: the port is taken, or there is no such address.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
-                                                                flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
         raise CannotServe(f"cannot listen on {host}: {error.strerror or error}; choose another --host.") from None
@@ -77,8 +78,10 @@ def bind(host: str, port: int) -> socket.socket:
         listening.listen(2048)
     except OSError as error:
         listening.close()
-        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it or "
-                          "choose another --port.") from None
+        raise CannotServe(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; stop what uses it or "
+            "choose another --port."
+        ) from None
     return listening
 
 
@@ -127,18 +130,32 @@ class _Http(uvicorn.Server):
 class Server:
     """One server from start to end. `on_ready(info)` is called when it answers."""
 
-    def __init__(self, config: EngineConfig, settings: ServerSettings, listening: socket.socket, parts: Parts,
-                 on_ready: Callable[[ModelInfo], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: ServerSettings,
+        listening: socket.socket,
+        parts: Parts,
+        on_ready: Callable[[ModelInfo], None],
+    ) -> None:
         self._config = config
         self._listening = listening
         self._parts = parts
         self._on_ready = on_ready
         self._service = Service(config, settings)
-        self._http = _Http(uvicorn.Config(
-            create_app(self._service), log_level=config.uvicorn_log_level, lifespan="off", ws="none",
-            access_log=not config.disable_uvicorn_access_log, root_path=config.root_path or "",
-            ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile, server_header=False,
-        ))
+        self._http = _Http(
+            uvicorn.Config(
+                create_app(self._service),
+                log_level=config.uvicorn_log_level,
+                lifespan="off",
+                ws="none",
+                access_log=not config.disable_uvicorn_access_log,
+                root_path=config.root_path or "",
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                server_header=False,
+            )
+        )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -197,8 +214,9 @@ class Server:
         """Let running requests finish for `shutdown_timeout` seconds, end the rest, and the engine."""
         hurry = asyncio.create_task(self._hurry.wait())
         if self._config.shutdown_timeout > 0 and engine.status.state == "ready":
-            await asyncio.wait({serving, hurry}, timeout=self._config.shutdown_timeout,
-                               return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {serving, hurry}, timeout=self._config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
         await engine.close()
         if not hurry.done():
             await asyncio.wait({serving, hurry}, timeout=_CLOSE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -255,5 +273,10 @@ def _welcome(info: ModelInfo, config: EngineConfig, url: str) -> str:
     key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if config.api_key else ""
     name = (*config.served_model_name, config.model)[0]
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
-    return "\n".join([*(f"  {note}" for note in info.notes), f"Serving {name} at {url} - try:",
-                      f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"])
+    return "\n".join(
+        [
+            *(f"  {note}" for note in info.notes),
+            f"Serving {name} at {url} - try:",
+            f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+        ]
+    )

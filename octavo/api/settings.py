@@ -21,13 +21,23 @@ class ServerSettings:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Flags for `ServerSettings`."""
     group = parser.add_argument_group("requests")
-    group.add_argument("--max-request-bytes", type=count, default=ServerSettings.max_request_bytes, metavar="N",
-                       help="Largest request body. Default: 32 MiB.")
-    group.add_argument("--trust-request-chat-template", action=argparse.BooleanOptionalAction, default=False,
-                       help="Let requests bring their own chat template.")
+    group.add_argument(
+        "--max-request-bytes",
+        type=count,
+        default=ServerSettings.max_request_bytes,
+        metavar="N",
+        help="Largest request body. Default: 32 MiB.",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Let requests bring their own chat template.",
+    )
 
 
 def settings_of(namespace: argparse.Namespace) -> ServerSettings:
     """The settings that were parsed."""
-    return ServerSettings(max_request_bytes=namespace.max_request_bytes,
-                          trust_request_chat_template=namespace.trust_request_chat_template)
+    return ServerSettings(
+        max_request_bytes=namespace.max_request_bytes, trust_request_chat_template=namespace.trust_request_chat_template
+    )

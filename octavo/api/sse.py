@@ -43,8 +43,12 @@ class EventStream:
         explain: Callable[[Exception], ApiError],
     ) -> None:
         self._events = events
-        self._headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache",
-                         "x-accel-buffering": "no", **headers}
+        self._headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **headers,
+        }
         self._explain = explain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -92,8 +92,11 @@ def _message(response: http.client.HTTPResponse) -> str:
 
 def say(endpoint: Endpoint, messages: list[dict[str, str]], options: Mapping[str, Any], out: TextIO) -> str:
     """Print the answer to `messages` as it comes and return it; Ctrl-C stops it and what has come is kept."""
-    return _print(endpoint.stream("/chat/completions", {"messages": messages, **options}), out,
-                  lambda choice: choice["delta"].get("content") or "")
+    return _print(
+        endpoint.stream("/chat/completions", {"messages": messages, **options}),
+        out,
+        lambda choice: choice["delta"].get("content") or "",
+    )
 
 
 def continue_text(endpoint: Endpoint, prompt: str, options: Mapping[str, Any], out: TextIO) -> str:

@@ -45,7 +45,8 @@ async def detokenize(request: Request) -> Response:
     front.check_model(body.model)
     outside = [token for token in body.tokens if not 0 <= token < front.info.vocab_size]
     if outside:
-        raise bad_request(f"tokens {outside[:8]} are not in the vocabulary: ids are 0 to {front.info.vocab_size - 1}.",
-                          "tokens")
+        raise bad_request(
+            f"tokens {outside[:8]} are not in the vocabulary: ids are 0 to {front.info.vocab_size - 1}.", "tokens"
+        )
     text = await beside(len(body.tokens), front.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return json_response({"prompt": text})

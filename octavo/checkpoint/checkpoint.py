@@ -75,8 +75,10 @@ class Checkpoint:
         """
         tensor = self._readable(name)
         if len(tensor.shape) != 2:
-            raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a matrix was "
-                                  f"expected. Check that config.json and the weights belong together.")
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a matrix was "
+                f"expected. Check that config.json and the weights belong together."
+            )
         n_out, n_in = tensor.shape
         data = tensor.data.reshape(n_out, row_bytes(tensor.kind, n_in))
         return Stored(tensor.kind, n_out, n_in, _unpaired(data, tensor.paired_heads))
@@ -85,8 +87,10 @@ class Checkpoint:
         """A vector as a new float32 array [n]. Raises CheckpointError as `stored` does."""
         tensor = self._readable(name)
         if len(tensor.shape) != 1:
-            raise CheckpointError(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a vector was "
-                                  f"expected. Check that config.json and the weights belong together.")
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a vector was "
+                f"expected. Check that config.json and the weights belong together."
+            )
         values = dense(Stored(tensor.kind, 1, tensor.shape[0], tensor.data.reshape(1, -1)))[0]
         return _unpaired(values, tensor.paired_heads)
 
@@ -111,8 +115,10 @@ class Checkpoint:
     def _readable(self, name: str) -> Tensor:
         tensor = self._tensor(name)
         if tensor.kind not in KINDS:
-            raise CheckpointError(f"{tensor.file}: tensor {name!r} has the type {tensor.kind}; weights can be read as "
-                                  f"{', '.join(KINDS)}. Convert the model to bfloat16.")
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name!r} has the type {tensor.kind}; weights can be read as "
+                f"{', '.join(KINDS)}. Convert the model to bfloat16."
+            )
         return tensor
 
 

@@ -74,6 +74,7 @@ def _sharded(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str
         files[file] = read(index.parent / file)
     for name, file in where.items():
         if name not in files[file]:
-            raise CheckpointError(f"{index} says that tensor {name!r} is in {file}, but it is not. Download both "
-                                  f"again.")
+            raise CheckpointError(
+                f"{index} says that tensor {name!r} is in {file}, but it is not. Download both again."
+            )
     return {name: files[file][name] for name, file in where.items()}

@@ -16,10 +16,39 @@ from octavo.checkpoint.tensor import AGAIN, U8, Tensor, check_spans, map_file, n
 from octavo.quant import KINDS
 
 _TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
 }
 
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -47,8 +76,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise CheckpointError(f"{path} is broken: its metadata has {key!r} twice. {AGAIN}")
         metadata[key] = reader.value(key, reader.u32())
     if metadata.get("split.count", 1) != 1:
-        raise CheckpointError(f"{path} is one of {metadata['split.count']} parts of a split model. Join them with "
-                              f"`llama-gguf-split --merge` and open the result.")
+        raise CheckpointError(
+            f"{path} is one of {metadata['split.count']} parts of a split model. Join them with "
+            f"`llama-gguf-split --merge` and open the result."
+        )
     reader.check_count("tensors", tensor_count, 8 + 4 + 4 + 8)
     infos: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
     for _ in range(tensor_count):
@@ -70,26 +101,33 @@ def _tensors(
     data = reader.file[-(-reader.at // alignment) * alignment :]
     for name, (_, _, offset, _) in infos.items():
         if offset % alignment:
-            raise CheckpointError(f"{path} is broken: the offset {offset} of tensor {name!r} is not a multiple of "
-                                  f"{alignment}. {AGAIN}")
+            raise CheckpointError(
+                f"{path} is broken: the offset {offset} of tensor {name!r} is not a multiple of {alignment}. {AGAIN}"
+            )
     check_spans(path, ((name, offset, offset + size) for name, (_, _, offset, size) in infos.items()), len(data))
-    return {name: Tensor(kind, shape, data[offset : offset + size], path)
-            for name, (kind, shape, offset, size) in infos.items()}
+    return {
+        name: Tensor(kind, shape, data[offset : offset + size], path)
+        for name, (kind, shape, offset, size) in infos.items()
+    }
 
 
 def _start(reader: _Reader) -> tuple[int, int]:
     """Magic and version; returns the numbers of tensors and of metadata entries."""
     path, magic = reader.path, reader.file[:4].tobytes()
     if magic != b"GGUF":
-        raise CheckpointError(f"{path} is not a GGUF file: it starts with {magic!r}, not b'GGUF'. "
-                              f"Older ggml files must be converted again from the original model.")
+        raise CheckpointError(
+            f"{path} is not a GGUF file: it starts with {magic!r}, not b'GGUF'. "
+            f"Older ggml files must be converted again from the original model."
+        )
     reader.at = 4
     version = reader.u32()
     if version & 0xFFFF == 0:
         raise CheckpointError(f"{path} is a big-endian GGUF file. Convert it with `gguf-convert-endian PATH little`.")
     if version not in (2, 3):
-        raise CheckpointError(f"{path} has GGUF version {version}; versions 2 and 3 can be read. Convert the model "
-                              f"again with a current tool.")
+        raise CheckpointError(
+            f"{path} has GGUF version {version}; versions 2 and 3 can be read. Convert the model "
+            f"again with a current tool."
+        )
     return reader.u64(), reader.u64()
 
 
@@ -103,13 +141,17 @@ def _info(reader: _Reader, name: str) -> tuple[str, tuple[int, ...], int, int]:
     number, offset = reader.u32(), reader.u64()
     kind = _TYPES.get(number, f"number {number}")
     if kind not in KINDS:
-        raise CheckpointError(f"{path}: tensor {name!r} has the type {kind}, which cannot be read; readable are "
-                              f"{', '.join(KINDS)}. Take a file in one of these (Q4_K_M or Q8_0 are common) or convert "
-                              f"it with `llama-quantize --allow-requantize`.")
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has the type {kind}, which cannot be read; readable are "
+            f"{', '.join(KINDS)}. Take a file in one of these (Q4_K_M or Q8_0 are common) or convert "
+            f"it with `llama-quantize --allow-requantize`."
+        )
     block, size = KINDS[kind]
     if shape[-1] % block:
-        raise CheckpointError(f"{path} is broken: tensor {name!r} of type {kind} has rows of {shape[-1]} elements, not "
-                              f"a multiple of {block}. {AGAIN}")
+        raise CheckpointError(
+            f"{path} is broken: tensor {name!r} of type {kind} has rows of {shape[-1]} elements, not "
+            f"a multiple of {block}. {AGAIN}"
+        )
     return kind, shape, offset, number_of_elements(path, name, shape) // block * size
 
 
@@ -131,8 +173,9 @@ class _Reader:
     def check_count(self, what: str, count: int, least: int) -> None:
         """`count` things of at least `least` bytes each must fit into the rest of the file."""
         if count * least > len(self.view) - self.at:
-            raise CheckpointError(f"{self.path} is shorter than its header says: it announces {count:,} {what}. "
-                                  f"{AGAIN}")
+            raise CheckpointError(
+                f"{self.path} is shorter than its header says: it announces {count:,} {what}. {AGAIN}"
+            )
 
     def u32(self) -> int:
         return int.from_bytes(self.take(4), "little")

@@ -31,28 +31,34 @@ class Metadata:
         self.values = values
         self.architecture = self.text("general.architecture")
         if self.architecture not in ARCHITECTURES:
-            raise CheckpointError(f"{path} has the architecture {self.architecture!r}; known are "
-                                  f"{', '.join(ARCHITECTURES)}.")
+            raise CheckpointError(
+                f"{path} has the architecture {self.architecture!r}; known are {', '.join(ARCHITECTURES)}."
+            )
 
     def text(self, key: str) -> str:
         value = self.values.get(key)
         if not isinstance(value, str):
-            raise CheckpointError(f"{self.path}: the metadata {key!r} is {_said(value)}, not a text. Convert the model "
-                                  f"again.")
+            raise CheckpointError(
+                f"{self.path}: the metadata {key!r} is {_said(value)}, not a text. Convert the model again."
+            )
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.values.get(f"{self.architecture}.{key}", default)
         if type(value) is not int or value < 0:
-            raise CheckpointError(f"{self.path}: the metadata '{self.architecture}.{key}' is {_said(value)}, not one "
-                                  f"number. Convert the model again.")
+            raise CheckpointError(
+                f"{self.path}: the metadata '{self.architecture}.{key}' is {_said(value)}, not one "
+                f"number. Convert the model again."
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.values.get(f"{self.architecture}.{key}", default)
         if type(value) not in (int, float):
-            raise CheckpointError(f"{self.path}: the metadata '{self.architecture}.{key}' is {_said(value)}, not one "
-                                  f"number. Convert the model again.")
+            raise CheckpointError(
+                f"{self.path}: the metadata '{self.architecture}.{key}' is {_said(value)}, not one "
+                f"number. Convert the model again."
+            )
         return float(value)
 
     def own(self, key: str) -> Any:
@@ -75,15 +81,20 @@ def translate(path: Path, values: Mapping[str, Any], shapes: Mapping[str, tuple[
     hidden, heads = meta.integer("embedding_length"), meta.integer("attention.head_count")
     layers = meta.integer("block_count")
     if not hidden or not heads or not layers:
-        raise CheckpointError(f"{path}: embedding_length, head_count and block_count must be positive, not {hidden}, "
-                              f"{heads} and {layers}. Convert the model again.")
+        raise CheckpointError(
+            f"{path}: embedding_length, head_count and block_count must be positive, not {hidden}, "
+            f"{heads} and {layers}. Convert the model again."
+        )
     if layers > len(shapes):
-        raise CheckpointError(f"{path} announces {layers} layers but only {len(shapes)} tensors. Convert the model "
-                              f"again.")
+        raise CheckpointError(
+            f"{path} announces {layers} layers but only {len(shapes)} tensors. Convert the model again."
+        )
     head_dim = meta.integer("attention.key_length", hidden // heads)
     if meta.integer("attention.value_length", head_dim) != head_dim:
-        raise CheckpointError(f"{path}: keys and values of different sizes ({head_dim} and "
-                              f"{meta.own('attention.value_length')}) are not supported.")
+        raise CheckpointError(
+            f"{path}: keys and values of different sizes ({head_dim} and "
+            f"{meta.own('attention.value_length')}) are not supported."
+        )
     embedding = shapes.get("model.embed_tokens.weight")
     if embedding is None:
         raise CheckpointError(f"{path} has no tensor 'token_embd.weight': it is not a whole language model.")
@@ -109,9 +120,11 @@ def translate(path: Path, values: Mapping[str, Any], shapes: Mapping[str, tuple[
     rotated = meta.integer("rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
-    for key, word in (("attn_logit_softcapping", "attn_logit_softcapping"),
-                      ("final_logit_softcapping", "final_logit_softcapping"),
-                      ("attention.sliding_window", "sliding_window")):
+    for key, word in (
+        ("attn_logit_softcapping", "attn_logit_softcapping"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("attention.sliding_window", "sliding_window"),
+    ):
         if meta.own(key):
             config[word] = meta.own(key)
     if meta.architecture == "gemma3":
@@ -127,9 +140,13 @@ def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
     if kind == "none" or (kind == "linear" and (not factor or factor == 1)):
         return None
     scaling: dict[str, Any] = {"rope_type": kind}
-    for key, word in (("factor", "factor"), ("original_context_length", "original_max_position_embeddings"),
-                      ("attn_factor", "attention_factor"), ("yarn_beta_fast", "beta_fast"),
-                      ("yarn_beta_slow", "beta_slow")):
+    for key, word in (
+        ("factor", "factor"),
+        ("original_context_length", "original_max_position_embeddings"),
+        ("attn_factor", "attention_factor"),
+        ("yarn_beta_fast", "beta_fast"),
+        ("yarn_beta_slow", "beta_slow"),
+    ):
         value = meta.own(f"rope.scaling.{key}")
         if value:
             scaling[word] = value
@@ -170,8 +187,13 @@ def generation(values: Mapping[str, Any]) -> dict[str, Any]:
     ids = list(dict.fromkeys(token for token in ends if type(token) is int))
     if ids:
         found["eos_token_id"] = ids
-    for key, word in (("temp", "temperature"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p"),
-                      ("penalty_repeat", "repetition_penalty")):
+    for key, word in (
+        ("temp", "temperature"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("penalty_repeat", "repetition_penalty"),
+    ):
         value = values.get(f"general.sampling.{key}")
         if type(value) in (int, float):
             found[word] = value

@@ -26,8 +26,9 @@ def open_gguf(path: Path) -> Checkpoint:
     for name, tensor in own.items():
         translated = hugging_face_name(architecture, name)
         if translated in tensors:
-            raise CheckpointError(f"{path} has two tensors for {translated!r}, one of them {name!r}. Convert the model "
-                                  f"again.")
+            raise CheckpointError(
+                f"{path} has two tensors for {translated!r}, one of them {name!r}. Convert the model again."
+            )
         tensors[translated] = tensor
     config = translate(path, metadata, {name: tensor.shape for name, tensor in tensors.items()})
     if factors is not None:
@@ -41,8 +42,10 @@ def _factors(path: Path, tensor: Tensor, config: dict[str, Any]) -> list[float]:
     """Llama 3's context extension as the file has it: what divides each of the d/2 rotary frequencies."""
     expected = int(config["head_dim"] * config.get("partial_rotary_factor", 1)) // 2
     if tensor.shape != (expected,):
-        raise CheckpointError(f"{path}: {_ROPE_FACTORS!r} has the shape {list(tensor.shape)} where [{expected}] was "
-                              f"expected. Convert the model again.")
+        raise CheckpointError(
+            f"{path}: {_ROPE_FACTORS!r} has the shape {list(tensor.shape)} where [{expected}] was "
+            f"expected. Convert the model again."
+        )
     factors = dense(Stored(tensor.kind, 1, expected, tensor.data.reshape(1, -1)))[0]
     if not (factors > 0).all():
         raise CheckpointError(f"{path}: {_ROPE_FACTORS!r} must hold positive numbers. Convert the model again.")
@@ -58,6 +61,7 @@ def _mark_paired(path: Path, name: str, tensor: Tensor, config: dict[str, Any]) 
     else:
         return tensor
     if not heads or tensor.shape[0] % (2 * heads):
-        raise CheckpointError(f"{path}: {name!r} has {tensor.shape[0]} rows, which {heads} heads cannot share. "
-                              f"Convert the model again.")
+        raise CheckpointError(
+            f"{path}: {name!r} has {tensor.shape[0]} rows, which {heads} heads cannot share. Convert the model again."
+        )
     return tensor._replace(paired_heads=heads)

@@ -56,23 +56,28 @@ def _path(model: str) -> tuple[Path, bool]:
         return path, bool(model) and path.exists()
     except (OSError, RuntimeError) as e:  # no permission, too long, or no such user behind a ~
         cause = getattr(e, "strerror", None) or e
-        raise CheckpointError(f"{model[:200]!r} cannot be looked up: {cause}. Give the path of a folder or a .gguf "
-                              f"file.") from e
+        raise CheckpointError(
+            f"{model[:200]!r} cannot be looked up: {cause}. Give the path of a folder or a .gguf file."
+        ) from e
 
 
 def _nothing_there(model: str, path: Path) -> str:
     near = _near(path)
     if "/" in model or model.endswith(".gguf"):
-        return f"There is no file or folder {model!r}{near}. Give a folder with config.json, a .gguf file, or a " \
-               f"Hugging Face name like org/name."
+        return (
+            f"There is no file or folder {model!r}{near}. Give a folder with config.json, a .gguf file, or a "
+            f"Hugging Face name like org/name."
+        )
     aliases = difflib.get_close_matches(model.lower(), ALIASES, cutoff=0.5)
     near = near or (f" (near: the alias {aliases[0]})" if aliases else "")
-    return f"{model!r} is not a file or folder here, not an alias ({', '.join(ALIASES)}), and not a Hugging Face " \
-           f"name, which reads org/name{near}. Give one of these."
+    return (
+        f"{model!r} is not a file or folder here, not an alias ({', '.join(ALIASES)}), and not a Hugging Face "
+        f"name, which reads org/name{near}. Give one of these."
+    )
 
 
 def _near(path: Path) -> str:
-    """" (near: …)" with names like the path's in its folder, " (… does not exist either)", or nothing."""
+    """ " (near: …)" with names like the path's in its folder, " (… does not exist either)", or nothing."""
     folder = path.parent
     if not folder.is_dir():
         return f" ({folder} does not exist either)" if path.is_absolute() else ""

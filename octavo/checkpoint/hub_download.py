@@ -62,10 +62,18 @@ def download(wanted: Wanted, *, token: str | None, download_dir: Path | None, ne
             return _cached(wanted, download_dir)
         chosen = _choose(wanted, files)
         if isinstance(chosen, str):
-            return Path(hf_hub_download(wanted.repo, chosen, revision=wanted.revision, token=token,
-                                        cache_dir=download_dir))
-        return Path(snapshot_download(wanted.repo, revision=wanted.revision, token=token, cache_dir=download_dir,
-                                      allow_patterns=[_literal(name) for name in chosen]))
+            return Path(
+                hf_hub_download(wanted.repo, chosen, revision=wanted.revision, token=token, cache_dir=download_dir)
+            )
+        return Path(
+            snapshot_download(
+                wanted.repo,
+                revision=wanted.revision,
+                token=token,
+                cache_dir=download_dir,
+                allow_patterns=[_literal(name) for name in chosen],
+            )
+        )
     except CheckpointError:
         raise
     except Exception as e:
@@ -130,8 +138,9 @@ def _said_ggufs(files: list[str]) -> str:
 def _cached(wanted: Wanted, download_dir: Path | None) -> Path:
     """What an earlier download left, for when the hub cannot be reached."""
     try:
-        folder = Path(snapshot_download(wanted.repo, revision=wanted.revision, cache_dir=download_dir,
-                                        local_files_only=True))
+        folder = Path(
+            snapshot_download(wanted.repo, revision=wanted.revision, cache_dir=download_dir, local_files_only=True)
+        )
     except LocalEntryNotFoundError as e:
         # A snapshot is "incomplete" without the files that were never wanted, too: the weight reader knows better.
         incomplete = getattr(e, "snapshot_path", None)
@@ -158,11 +167,15 @@ def _explain(error: Exception, wanted: Wanted, api: HfApi, near: str) -> str:
     """What went wrong and what to do, for every way a download is known to fail."""
     repo, site = wanted.repo, constants.ENDPOINT
     if isinstance(error, GatedRepoError):
-        return f"{repo} is gated: accept its licence at {site}/{repo}, then set HF_TOKEN (or --hf-token) to a token " \
-               f"of that account."
+        return (
+            f"{repo} is gated: accept its licence at {site}/{repo}, then set HF_TOKEN (or --hf-token) to a token "
+            f"of that account."
+        )
     if isinstance(error, RepositoryNotFoundError):
-        return f"{site} has no model {repo!r} that you may see, and there is no such path{near}." \
-               f"{_similar(api, repo)} Check the name; for a private model set HF_TOKEN."
+        return (
+            f"{site} has no model {repo!r} that you may see, and there is no such path{near}."
+            f"{_similar(api, repo)} Check the name; for a private model set HF_TOKEN."
+        )
     if isinstance(error, RevisionNotFoundError):
         return f"{repo} has no revision {wanted.revision!r}. See {site}/{repo}/tree/main for its branches and tags."
     if isinstance(error, HFValidationError):
@@ -171,8 +184,10 @@ def _explain(error: Exception, wanted: Wanted, api: HfApi, near: str) -> str:
         why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{site} could not be reached"
         return f"{repo} is not on this machine{near} and {why}. {_OFFLINE_HINT}"
     if isinstance(error, HfHubHTTPError) and error.response is not None:
-        return f"{site} refused {repo} with status {error.response.status_code}. Check the token in HF_TOKEN, or try " \
-               f"again later."
+        return (
+            f"{site} refused {repo} with status {error.response.status_code}. Check the token in HF_TOKEN, or try "
+            f"again later."
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk is full: {repo} could not be stored. Free some space or choose another --download-dir."
     return f"{repo} could not be downloaded: {type(error).__name__}: {error}. Try again."

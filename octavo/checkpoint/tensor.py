@@ -55,8 +55,10 @@ def check_spans(path: Path, spans: Iterable[tuple[str, int, int]], size: int) ->
     before, last = 0, ""
     for name, start, end in sorted(spans, key=lambda span: span[1:]):
         if end > size:
-            raise CheckpointError(f"{path} is shorter than its header says: tensor {name!r} ends at byte {end:,} of "
-                                  f"the data, which has {size:,} bytes. {AGAIN}")
+            raise CheckpointError(
+                f"{path} is shorter than its header says: tensor {name!r} ends at byte {end:,} of "
+                f"the data, which has {size:,} bytes. {AGAIN}"
+            )
         if start < before:
             raise CheckpointError(f"{path} is broken: tensors {last!r} and {name!r} overlap. {AGAIN}")
         before, last = end, name

@@ -23,7 +23,7 @@ def _machine(proc: Path) -> int:
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):
         pass
-    return 4 << 30      # no /proc: a number that fits any machine worth serving from
+    return 4 << 30  # no /proc: a number that fits any machine worth serving from
 
 
 def _group(cgroup: Path) -> int | None:

@@ -15,13 +15,25 @@ class Ledger:
         self.deltas: list[Delta] = []
 
     def note(
-        self, seq: Sequence, tokens: list[int], finish: FinishReason | None = None, stop_reason: int | None = None,
-        logprobs: list[TokenLogprobs] | None = None, error: str | None = None,
+        self,
+        seq: Sequence,
+        tokens: list[int],
+        finish: FinishReason | None = None,
+        stop_reason: int | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
     ) -> None:
         """News of `seq`, whose last known tokens are `tokens`. Its first delta carries what belongs to the prompt."""
         delta = Delta(
-            request=seq.request.id, choice=seq.choice, epoch=self.epoch, start=seq.outputs - len(tokens), tokens=tokens,
-            logprobs=logprobs, finish=finish, stop_reason=stop_reason, error=error,
+            request=seq.request.id,
+            choice=seq.choice,
+            epoch=self.epoch,
+            start=seq.outputs - len(tokens),
+            tokens=tokens,
+            logprobs=logprobs,
+            finish=finish,
+            stop_reason=stop_reason,
+            error=error,
         )
         if not seq.answered:
             seq.answered = True
@@ -39,7 +51,10 @@ class Ledger:
 
 
 def receive(
-    seq: Sequence, work: Work, row: Sampled, memory: KVMemory,
+    seq: Sequence,
+    work: Work,
+    row: Sampled,
+    memory: KVMemory,
 ) -> tuple[list[int], tuple[FinishReason, int | None] | None]:
     """Take the result of one Work: returns the new tokens and the end they brought, if any.
 

@@ -40,8 +40,9 @@ class FakeModel:
         answer: says the next token itself, to make the output a given text.
     """
 
-    def __init__(self, groups: tuple[KVGroup, ...] = (KVGroup((0,)),), vocab_size: int = 50,
-                 answer: Answer | None = None) -> None:
+    def __init__(
+        self, groups: tuple[KVGroup, ...] = (KVGroup((0,)),), vocab_size: int = 50, answer: Answer | None = None
+    ) -> None:
         self.groups = groups
         self.vocab_size = vocab_size
         self.answer = answer
@@ -135,7 +136,12 @@ class FakeExecutor:
     """
 
     def __init__(
-        self, model: FakeModel | None = None, block_size: int = 16, *, eager: bool = True, step_seconds: float = 0.0,
+        self,
+        model: FakeModel | None = None,
+        block_size: int = 16,
+        *,
+        eager: bool = True,
+        step_seconds: float = 0.0,
         step_fault: Callable[[list[Member]], Exception | None] | None = None,
         row_fault: Callable[[Member], str | None] | None = None,
     ) -> None:

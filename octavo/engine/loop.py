@@ -36,7 +36,11 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, depth: int = 1, observers: Iterable[Observer] = (),
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        depth: int = 1,
+        observers: Iterable[Observer] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
@@ -125,10 +129,22 @@ class Engine:
 
 
 def build_engine(
-    executor: Executor, *, groups: tuple[KVGroup, ...], blocks: tuple[int, ...], block_size: int = 16,
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, enable_prefix_caching: bool = True,
-    enable_chunked_prefill: bool = True, policy: str = "fcfs", depth: int = 1, watermark: float = 0.01,
-    epoch: int = 0, drafter: Callable[[Sequence], list[int]] | None = None, limits: Iterable[Limit] = (),
+    executor: Executor,
+    *,
+    groups: tuple[KVGroup, ...],
+    blocks: tuple[int, ...],
+    block_size: int = 16,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    enable_prefix_caching: bool = True,
+    enable_chunked_prefill: bool = True,
+    policy: str = "fcfs",
+    depth: int = 1,
+    watermark: float = 0.01,
+    epoch: int = 0,
+    drafter: Callable[[Sequence], list[int]] | None = None,
+    limits: Iterable[Limit] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """An engine with the usual limits.
@@ -150,18 +166,34 @@ def build_engine(
     """
     if policy not in ("fcfs", "priority"):
         raise ValueError(f'The scheduling policy is "fcfs" or "priority", not {policy!r}.')
-    for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens),
-                        ("max_model_len", max_model_len), ("block_size", block_size), ("depth", depth)):
+    for name, value in (
+        ("max_num_seqs", max_num_seqs),
+        ("max_num_batched_tokens", max_num_batched_tokens),
+        ("max_model_len", max_model_len),
+        ("block_size", block_size),
+        ("depth", depth),
+    ):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     cap = ChunkCap()
-    rules: list[Limit] = [InFlight(1 if drafter else depth), TokenBudget(max_num_batched_tokens),
-                          SequenceBudget(max_num_seqs)]
+    rules: list[Limit] = [
+        InFlight(1 if drafter else depth),
+        TokenBudget(max_num_batched_tokens),
+        SequenceBudget(max_num_seqs),
+    ]
     if enable_chunked_prefill:
         rules.append(cap)
     scheduler = Scheduler(
-        KVMemory(groups, blocks, block_size), [*rules, *limits], slots=max_num_seqs, max_model_len=max_model_len,
-        max_step_tokens=max_num_batched_tokens, caching=enable_prefix_caching, chunking=enable_chunked_prefill,
-        by_priority=policy == "priority", watermark=watermark, epoch=epoch, drafter=drafter,
+        KVMemory(groups, blocks, block_size),
+        [*rules, *limits],
+        slots=max_num_seqs,
+        max_model_len=max_model_len,
+        max_step_tokens=max_num_batched_tokens,
+        caching=enable_prefix_caching,
+        chunking=enable_chunked_prefill,
+        by_priority=policy == "priority",
+        watermark=watermark,
+        epoch=epoch,
+        drafter=drafter,
     )
     return Engine(scheduler, executor, depth, [cap.observe], clock)

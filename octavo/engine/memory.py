@@ -145,7 +145,12 @@ class KVMemory:
             self._offer(seq, full, None, parent, tuple(seq.tokens[full * size : known]))
 
     def _offer(
-        self, seq: Sequence, index: int, digest: bytes | None, parent: bytes, tokens: tuple[int, ...],
+        self,
+        seq: Sequence,
+        index: int,
+        digest: bytes | None,
+        parent: bytes,
+        tokens: tuple[int, ...],
     ) -> None:
         for table in seq.tables:
             block = table.blocks[index]

@@ -53,9 +53,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, memory: KVMemory, limits: Iterable[Limit], *, slots: int, max_model_len: int, max_step_tokens: int,
-        caching: bool = True, chunking: bool = True, by_priority: bool = False, watermark: float = 0.01,
-        epoch: int = 0, drafter: Callable[[Sequence], list[int]] | None = None,
+        self,
+        memory: KVMemory,
+        limits: Iterable[Limit],
+        *,
+        slots: int,
+        max_model_len: int,
+        max_step_tokens: int,
+        caching: bool = True,
+        chunking: bool = True,
+        by_priority: bool = False,
+        watermark: float = 0.01,
+        epoch: int = 0,
+        drafter: Callable[[Sequence], list[int]] | None = None,
     ) -> None:
         self.memory = memory
         self.suspects = Suspects()
@@ -94,8 +104,13 @@ class Scheduler:
         for choice in range(request.n):
             resume = request.resume[choice] if choice < len(request.resume) else ()
             seq = Sequence(
-                family, choice, (priority, request.arrival, self._serial, choice), [*request.prompt],
-                len(request.prompt), len(request.prompt) + limit, self.memory.tables(),
+                family,
+                choice,
+                (priority, request.arrival, self._serial, choice),
+                [*request.prompt],
+                len(request.prompt),
+                len(request.prompt) + limit,
+                self.memory.tables(),
                 scores_prompt=request.sampling.prompt_logprobs is not None and choice == 0 and not resume,
                 place=Place.HELD_BACK,
             )
@@ -305,10 +320,20 @@ class Scheduler:
         # Tables of all groups grow together.
         grown = seq.tables[0].sent < len(seq.tables[0].blocks)
         blocks = tuple([table.news() for table in seq.tables]) if grown else ()
-        flight.work.append(Work(
-            seq.slot, start, n, seq.known(start, n), blocks, copies, sample,
-            seq.scores_prompt and start < seq.prompt - 1, drafts, family.request.adapter,
-        ))
+        flight.work.append(
+            Work(
+                seq.slot,
+                start,
+                n,
+                seq.known(start, n),
+                blocks,
+                copies,
+                sample,
+                seq.scores_prompt and start < seq.prompt - 1,
+                drafts,
+                family.request.adapter,
+            )
+        )
         flight.entries.append((seq, seq.attempt))
         seq.computed = start + n
         seq.in_flight += 1

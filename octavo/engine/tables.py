@@ -116,7 +116,12 @@ class Hit(NamedTuple):
 
 
 def match(
-    tables: tuple[Table, ...], root: bytes, hashes: list[bytes], tokens: Tokens[int], limit: int, step: int,
+    tables: tuple[Table, ...],
+    root: bytes,
+    hashes: list[bytes],
+    tokens: Tokens[int],
+    limit: int,
+    step: int,
 ) -> Hit:
     """Look up at most `limit` tokens of a sequence whose full blocks have the digests `hashes`.
 

@@ -21,9 +21,7 @@ class RopeError(ValueError):
     """The RoPE parameters are incomplete or of an unknown kind."""
 
 
-def make_rope(
-    parameters: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int
-) -> Rope:
+def make_rope(parameters: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int) -> Rope:
     """The `Rope` of one kind of layer.
 
     `parameters`: rope_type, rope_theta and the kind's own keys, optionally `partial_rotary_factor` and

@@ -110,7 +110,7 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)}
     rope.update(raw.get("rope_scaling") or {})
     rope.update(raw.get("rope_parameters") or {})
-    if "type" in rope and rope["rope_type"] == "default":      # the oldest spelling
+    if "type" in rope and rope["rope_type"] == "default":  # the oldest spelling
         rope["rope_type"] = rope["type"]
     for key in ("rope_freq_factors", "partial_rotary_factor"):
         if raw.get(key) is not None:

@@ -23,8 +23,13 @@ class Block(Layer):
     """
 
     def __init__(
-        self, norm1: RMSNorm, attn: Attention, norm2: RMSNorm, mlp: MLP,
-        post1: RMSNorm | None = None, post2: RMSNorm | None = None,
+        self,
+        norm1: RMSNorm,
+        attn: Attention,
+        norm2: RMSNorm,
+        mlp: MLP,
+        post1: RMSNorm | None = None,
+        post2: RMSNorm | None = None,
     ):
         self.norm1, self.attn, self.post1 = norm1, attn, post1
         self.norm2, self.mlp, self.post2 = norm2, mlp, post2
@@ -44,8 +49,13 @@ class Decoder(Layer):
     """
 
     def __init__(
-        self, config: ModelConfig, block: Callable[[int], Block], norm: RMSNorm, *,
-        embed_scale: float = 1.0, logit_softcap: float = 0.0,
+        self,
+        config: ModelConfig,
+        block: Callable[[int], Block],
+        norm: RMSNorm,
+        *,
+        embed_scale: float = 1.0,
+        logit_softcap: float = 0.0,
     ):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size, embed_scale)
@@ -55,9 +65,7 @@ class Decoder(Layer):
         self.logit_softcap = logit_softcap
         windows = [b.attn.window for b in self.blocks]
         kinds = sorted(set(windows))
-        self.groups = tuple(
-            KVGroup(tuple(i for i, w in enumerate(windows) if w == kind), kind) for kind in kinds
-        )
+        self.groups = tuple(KVGroup(tuple(i for i, w in enumerate(windows) if w == kind), kind) for kind in kinds)
         for i, b in enumerate(self.blocks):
             b.attn.place(i, kinds.index(windows[i]))
 

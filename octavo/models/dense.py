@@ -23,8 +23,14 @@ def dense(
         return Block(
             norm1=RMSNorm(c.hidden_size, c.eps),
             attn=Attention(
-                c.hidden_size, c.heads, c.kv_heads, c.head_dim, rope,
-                window=c.windows[i], bias=bias, out_bias=out_bias,
+                c.hidden_size,
+                c.heads,
+                c.kv_heads,
+                c.head_dim,
+                rope,
+                window=c.windows[i],
+                bias=bias,
+                out_bias=out_bias,
                 q_norm=RMSNorm(c.head_dim, c.eps) if qk_norm else None,
                 k_norm=RMSNorm(c.head_dim, c.eps) if qk_norm else None,
             ),

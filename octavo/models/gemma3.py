@@ -35,12 +35,18 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(c.hidden_size),
             attn=Attention(
-                c.hidden_size, c.heads, c.kv_heads, c.head_dim, ropes[bool(windows[i])],
+                c.hidden_size,
+                c.heads,
+                c.kv_heads,
+                c.head_dim,
+                ropes[bool(windows[i])],
                 window=windows[i],
                 scale=float(c.raw.get("query_pre_attn_scalar") or c.head_dim) ** -0.5,
                 softcap=float(c.raw.get("attn_logit_softcapping") or 0.0),
-                bias=c.attention_bias, out_bias=c.attention_bias,
-                q_norm=norm(c.head_dim), k_norm=norm(c.head_dim),
+                bias=c.attention_bias,
+                out_bias=c.attention_bias,
+                q_norm=norm(c.head_dim),
+                k_norm=norm(c.head_dim),
             ),
             post1=norm(c.hidden_size),
             norm2=norm(c.hidden_size),
@@ -49,7 +55,9 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         )
 
     return Decoder(
-        c, block, norm(c.hidden_size),
+        c,
+        block,
+        norm(c.hidden_size),
         embed_scale=float(np.float32(c.hidden_size**0.5)),
         logit_softcap=float(c.raw.get("final_logit_softcapping") or 0.0),
     )

@@ -52,7 +52,7 @@ def load(
     plan = _plan(leaves, sources, checkpoint)
     allowed = list(ignore)
     if model.lm_head is None:
-        allowed.append(sources["lm_head"] + ".weight")     # a tied model may store its table twice
+        allowed.append(sources["lm_head"] + ".weight")  # a tied model may store its table twice
     _check(plan, checkpoint, allowed)
     for done, (path, leaf) in enumerate(leaves.items()):
         _fill(leaf, plan[path], checkpoint, device)

@@ -58,8 +58,14 @@ class Search:
             for token, logprob in answer.top[: 2 * width]:
                 ends = token in self.eos_ids and not self.params.ignore_eos
                 shown = not ends or self.params.include_stop_str_in_output
-                grown.append(Beam((*beam.tokens, token) if shown else beam.tokens, beam.score_sum + logprob,
-                                  (*beam.steps, step), token if ends else None))
+                grown.append(
+                    Beam(
+                        (*beam.tokens, token) if shown else beam.tokens,
+                        beam.score_sum + logprob,
+                        (*beam.steps, step),
+                        token if ends else None,
+                    )
+                )
         self.done += [beam for beam in grown if beam.stop is not None]
         self.live = sorted((beam for beam in grown if beam.stop is None), key=lambda beam: -beam.score(penalty))[:width]
         self.done = self._best(self.done)
@@ -69,8 +75,13 @@ class Search:
     def sequences(self) -> list[BeamSearchSequence]:
         """The beams found, best first."""
         return [
-            BeamSearchSequence(list(beam.tokens), list(beam.steps), beam.score_sum,
-                               finish_reason="length" if beam.stop is None else "stop", stop_reason=beam.stop)
+            BeamSearchSequence(
+                list(beam.tokens),
+                list(beam.steps),
+                beam.score_sum,
+                finish_reason="length" if beam.stop is None else "stop",
+                stop_reason=beam.stop,
+            )
             for beam in self.done
         ]
 

@@ -59,8 +59,10 @@ def read_prompt(prompt: Any, name: str) -> Prompt:
         return Prompt(None, _ids(prompt, name))
     unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
     if unknown:
-        raise ValueError(f"{name} has {', '.join(sorted(map(str, unknown)))}: a prompt is made of prompt or "
-                         "prompt_token_ids, and cache_salt. Other inputs than text are not built yet.")
+        raise ValueError(
+            f"{name} has {', '.join(sorted(map(str, unknown)))}: a prompt is made of prompt or "
+            "prompt_token_ids, and cache_salt. Other inputs than text are not built yet."
+        )
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str) or len(salt) > MAX_SALT:
         raise ValueError(f"cache_salt of {name} must be text of at most {MAX_SALT} characters.")

@@ -8,9 +8,31 @@ from dataclasses import dataclass, field
 
 from octavo.types import EngineStats
 
-LATENCY_BUCKETS = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-FIRST_TOKEN_BUCKETS = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
-                       2560)
+LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+FIRST_TOKEN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
 TOKEN_BUCKETS = tuple(step * 10**power for power in range(7) for step in (1, 2, 5))
 
 
@@ -102,7 +124,9 @@ def metrics_of(stats: EngineStats, times: RequestTimes, model: str) -> list[Metr
     return [
         *(Gauge(f"vllm:{name}", labels, value) for name, value in gauges.items()),
         *(Counter(f"vllm:{name}", labels, value) for name, value in counters.items()),
-        *(Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
-          for reason, count in finished.items()),
+        *(
+            Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
+            for reason, count in finished.items()
+        ),
         *(observed.histogram(labels) for observed in times),
     ]

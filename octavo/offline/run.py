@@ -40,8 +40,14 @@ class Job:
             CompletionOutput(index, "", [], 0.0 if wants_logprobs else None, [] if wants_logprobs else None)
             for index in range(request.n)
         ]
-        output = RequestOutput(request.id, prompt, list(request.prompt), outputs=choices, num_cached_tokens=0,
-                               metrics=RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic()))
+        output = RequestOutput(
+            request.id,
+            prompt,
+            list(request.prompt),
+            outputs=choices,
+            num_cached_tokens=0,
+            metrics=RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic()),
+        )
         return cls(request, builder, output, token_text, set(range(request.n)))
 
     def take(self, delta: Delta) -> bool:
@@ -54,7 +60,8 @@ class Job:
         if piece.prompt_logprobs is not None and top is not None:
             self.output.prompt_logprobs = [
                 None if entry is None else as_dict(entry, top, self.token_text, asked)
-                for entry in piece.prompt_logprobs]
+                for entry in piece.prompt_logprobs
+            ]
         if piece.finish_reason == "error":
             logger.error("request %s failed: %s", self.request.id, piece.error)
             self.output.error = piece.error
@@ -93,8 +100,10 @@ def as_dict(entry: TokenLogprobs, top: int, token_text: TokenText, asked: bool =
     """vLLM's form: the token itself and the `top` most probable ones (-1: all that came), by id. With `asked` the
     others are ids that the caller named: all of them, without rank."""
     others = entry.top if top < 0 or asked else entry.top[:top]
-    found = {token: Logprob(logprob, None if asked else rank, token_text(token))
-             for rank, (token, logprob) in enumerate(others, 1)}
+    found = {
+        token: Logprob(logprob, None if asked else rank, token_text(token))
+        for rank, (token, logprob) in enumerate(others, 1)
+    }
     own = Logprob(entry.logprob, entry.rank, token_text(entry.token))
     return {entry.token: own, **{token: item for token, item in found.items() if token != entry.token}}
 
@@ -122,8 +131,9 @@ def run(engine: Engine, jobs: Sequence[Job], times: RequestTimes, on_end: Callab
             raise
 
 
-def _deliver(engine: Engine, live: dict[str, Job], delta: Delta, times: RequestTimes, on_end: Callable[[Job], object]
-             ) -> None:
+def _deliver(
+    engine: Engine, live: dict[str, Job], delta: Delta, times: RequestTimes, on_end: Callable[[Job], object]
+) -> None:
     job = live.get(delta.request)
     if job is None or delta.choice not in job.open:
         return
@@ -154,8 +164,9 @@ class Interrupts:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
         if kind is None:

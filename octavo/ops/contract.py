@@ -102,8 +102,14 @@ class Ops(Protocol):
         """[rows, n_out/2]: `weight` holds gate rows, then up rows; activation(x @ gate^T) * (x @ up^T)."""
 
     def store_kv(
-        self, batch: Any, qkv: Array, rotary: Array | None, shape: AttentionShape,
-        q_norm: Vector | None = None, k_norm: Vector | None = None, eps: float = 0.0,
+        self,
+        batch: Any,
+        qkv: Array,
+        rotary: Array | None,
+        shape: AttentionShape,
+        q_norm: Vector | None = None,
+        k_norm: Vector | None = None,
+        eps: float = 0.0,
     ) -> Array:
         """Split qkv [T, (H + 2G) d]; RMS-norm each q and k head (where a weight [d] is given); rotate q and k; write k
         and v of every token to the KV cache in its type; return q [T, H d]."""
@@ -193,7 +199,7 @@ def uniform_bits(seed: int, choice: int, position: int, ids: npt.NDArray[np.int6
     Flood: Fast splittable pseudorandom number generators, 2014) over a mixed key. u = (bits + 0.5) / 2^32."""
     m = (1 << 64) - 1
     key = _mix(_mix((seed + 0x9E3779B97F4A7C15 * (choice + 1)) & m) ^ position)
-    z = (np.uint64(key) + np.uint64(0x9E3779B97F4A7C15) * (ids.astype(np.uint64) + np.uint64(1)))
+    z = np.uint64(key) + np.uint64(0x9E3779B97F4A7C15) * (ids.astype(np.uint64) + np.uint64(1))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     bits: npt.NDArray[np.uint32] = ((z ^ (z >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)

@@ -42,8 +42,9 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
     kind, n_out, n_in, data = stored
     width = row_bytes(kind, n_in)
     if data.dtype != np.uint8 or data.shape != (n_out, width):
-        raise ValueError(f"a {kind} matrix [{n_out}, {n_in}] needs uint8 [{n_out}, {width}], not "
-                         f"{data.dtype} {list(data.shape)}")
+        raise ValueError(
+            f"a {kind} matrix [{n_out}, {n_in}] needs uint8 [{n_out}, {width}], not {data.dtype} {list(data.shape)}"
+        )
     form = FORMATS[kind]
     out = np.empty((n_out, n_in), np.float32)
     rows = max(1, _SLAB // max(1, n_in))

@@ -60,7 +60,7 @@ class Runner:
         first = 0
         for w in plan.work:
             begin = len(rows)
-            if w.sample and not w.drafts and not w.prompt_logprobs:      # nearly every row of nearly every step
+            if w.sample and not w.drafts and not w.prompt_logprobs:  # nearly every row of nearly every step
                 rows.append(Row(first + w.n - 1, w.slot, w.start + w.n))
             elif w.sample or w.prompt_logprobs:
                 rows += head_rows(w, first, self.requests[w.slot].prompt)

@@ -99,8 +99,6 @@ class RequestOutputBuilder:
         """Add what was held back; a stop string may be complete only now."""
         if not self._request.sampling.detokenize:
             return None
-        rest, found = choice.stops.push(
-            choice.detokenizer.finish(), choice.count >= self._request.sampling.min_tokens
-        )
+        rest, found = choice.stops.push(choice.detokenizer.finish(), choice.count >= self._request.sampling.min_tokens)
         piece.text += rest + ("" if found else choice.stops.flush())
         return found

@@ -117,8 +117,7 @@ class RequestFactory:
         """
         sampling.verify(self.vocab_size, self.max_logprobs)
         if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
-            raise ParameterError("priority must be an integer that fits in 64 bits.", "priority",
-                                 priority)
+            raise ParameterError("priority must be an integer that fits in 64 bits.", "priority", priority)
         ids = self.encode(prompt, add_special_tokens, truncate_prompt_tokens)
         max_tokens = self._max_tokens(len(ids), sampling, cut_max_tokens)
         stop_ids = tuple(sampling.stop_token_ids or ())

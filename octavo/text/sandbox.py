@@ -143,9 +143,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as prompts want it: no escapes of HTML, none of non-ASCII characters."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -220,4 +218,3 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 def _filtered(node: nodes.Node, name: str, tree: nodes.Template) -> nodes.Filter:
     """`node | name`, as a node of `tree`."""
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=tree.environment)
-

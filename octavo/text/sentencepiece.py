@@ -272,9 +272,7 @@ def build_bpe(
     )
     backend = tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", SPACE)
-    backend.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if add_space_prefix else spaces
-    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if add_space_prefix else spaces
     backend.decoder = _decoder(add_space_prefix)
     mark_added(backend, pieces, types)
     return backend

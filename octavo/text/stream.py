@@ -24,9 +24,7 @@ class Detokenizer:
     it is part of what they give.)
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._window = (

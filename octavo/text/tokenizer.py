@@ -172,9 +172,7 @@ class Tokenizer:
         if self.decoding.kind == "other":
             known = [id for id in ids if 0 <= id < self.vocab_size]
             return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
-        data = b"".join(
-            self.token_bytes(id) for id in ids if not (skip_special_tokens and id in self.special_ids)
-        )
+        data = b"".join(self.token_bytes(id) for id in ids if not (skip_special_tokens and id in self.special_ids))
         if self.decoding.strip and data.startswith(b" "):
             data = data[1:]
         return data.decode("utf-8", "replace")

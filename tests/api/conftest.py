@@ -27,8 +27,11 @@ class Api:
 
     def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
         """The chunks of a stream that ends as it should."""
-        default = {"prompt": "Hello"} if path.endswith("/v1/completions") else {
-            "messages": [{"role": "user", "content": "Hello"}]}
+        default = (
+            {"prompt": "Hello"}
+            if path.endswith("/v1/completions")
+            else {"messages": [{"role": "user", "content": "Hello"}]}
+        )
         with self.http.stream("POST", path, json={**GREEDY, **default, "stream": True, **body}) as response:
             raw = response.read()
             assert response.status_code == 200, raw

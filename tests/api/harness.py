@@ -137,8 +137,10 @@ class ScriptEngine:
         first = live.done == 0
         scores = None
         if first and key[1] == 0 and sampling.prompt_logprobs is not None:
-            scores = [token_scores(token, 1, sampling.prompt_logprobs) if i else None
-                      for i, token in enumerate(request.prompt)]
+            scores = [
+                token_scores(token, 1, sampling.prompt_logprobs) if i else None
+                for i, token in enumerate(request.prompt)
+            ]
         cached = self.cached if first else 0
         if request.max_tokens == 0:
             return Delta(*key, prompt_logprobs=scores, finish="length", cached=cached)
@@ -157,8 +159,16 @@ class ScriptEngine:
         elif live.done == request.max_tokens:
             finish = "length"
         logprobs = [token_scores(token, 1, sampling.logprobs)] if sampling.logprobs is not None else None
-        return Delta(*key, start=live.done - 1, tokens=[token], logprobs=logprobs, prompt_logprobs=scores,
-                     finish=finish, stop_reason=reason, cached=cached)
+        return Delta(
+            *key,
+            start=live.done - 1,
+            tokens=[token],
+            logprobs=logprobs,
+            prompt_logprobs=scores,
+            finish=finish,
+            stop_reason=reason,
+            cached=cached,
+        )
 
     def stats(self) -> EngineStats:
         self.numbers.running = len(self.live)
@@ -182,8 +192,14 @@ def build_slow(config: EngineConfig, on_progress: Callable[[str], None]) -> Serv
 
 
 def make_info(tokenizer: Tokenizer) -> ModelInfo:
-    return ModelInfo(model=MODEL, max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size, eos_ids=[EOS],
-                     created=1, notes=["a note"])
+    return ModelInfo(
+        model=MODEL,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=tokenizer.vocab_size,
+        eos_ids=[EOS],
+        created=1,
+        notes=["a note"],
+    )
 
 
 @dataclass
@@ -193,8 +209,12 @@ class TinyText:
 
     def factory(self, info: ModelInfo, config: EngineConfig) -> RequestFactory:
         return RequestFactory(
-            tokenizer=self.tokenizer, template=self.template, max_model_len=info.max_model_len,
-            vocab_size=info.vocab_size, eos_ids=tuple(info.eos_ids), default_sampling=info.generation_defaults,
+            tokenizer=self.tokenizer,
+            template=self.template,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_ids=tuple(info.eos_ids),
+            default_sampling=info.generation_defaults,
             max_logprobs=config.max_logprobs,
         )
 
@@ -217,8 +237,9 @@ def tiny_text(config: EngineConfig) -> TinyText:
 
 
 @contextmanager
-def running(parts: Parts, *, wait: bool = True, settings: ServerSettings | None = None, **options: Any
-            ) -> Iterator[str]:
+def running(
+    parts: Parts, *, wait: bool = True, settings: ServerSettings | None = None, **options: Any
+) -> Iterator[str]:
     """A server on a thread of this process; gives its URL."""
     config = EngineConfig(model=MODEL, uvicorn_log_level="critical", **options)
     listening = bind("127.0.0.1", 0)

@@ -21,13 +21,19 @@ def slow(api: Api) -> Iterator[Api]:
 
 def send(api: Api, path: str, **body: object) -> socket.socket:
     """An open connection on which a request that would run long has been sent."""
-    default = {"prompt": "Hello"} if path.endswith("/v1/completions") else {
-        "messages": [{"role": "user", "content": "Hello"}]}
+    default = (
+        {"prompt": "Hello"}
+        if path.endswith("/v1/completions")
+        else {"messages": [{"role": "user", "content": "Hello"}]}
+    )
     raw = json.dumps({**GREEDY, **default, "max_tokens": 450, "ignore_eos": True, **body}).encode()
     host, port = api.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                       f"Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n".encode()
+        + raw
+    )
     return connection
 
 
@@ -65,8 +71,9 @@ def test_abort_03_nothing_is_aborted_without_need(api: Api) -> None:
 def test_abort_a_neighbour_goes_on(slow: Api) -> None:
     connection = send(slow, "/v1/completions", stream=True)
     until(lambda: bool(slow.engine.live))
-    with slow.http.stream("POST", "/v1/completions", json={**GREEDY, "prompt": "Hello", "stream": True,
-                                                           "max_tokens": 20}) as response:
+    with slow.http.stream(
+        "POST", "/v1/completions", json={**GREEDY, "prompt": "Hello", "stream": True, "max_tokens": 20}
+    ) as response:
         connection.close()
         raw = response.read().decode()
     assert raw.endswith("data: [DONE]\n\n")

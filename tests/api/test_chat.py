@@ -37,8 +37,11 @@ def test_chat_01_an_error_of_the_template_is_a_400_with_its_text(api: Api) -> No
 
 @pytest.mark.parametrize("calls", [None, []])
 def test_chat_03_empty_tool_calls_change_nothing(api: Api, calls: object) -> None:
-    history: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "hi"},
-                                     {"role": "user", "content": "b"}]
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "b"},
+    ]
     plain = prompt_ids(api, messages=history)
     history[1]["tool_calls"] = calls
     assert prompt_ids(api, messages=history) == plain
@@ -48,11 +51,21 @@ def test_chat_05_text_parts_are_the_text(api: Api) -> None:
     text = "who is mickey mouse?"
     parts = [{"type": "text", "text": text}]
     assert prompt_ids(api, messages=[{"role": "user", "content": parts}]) == prompt_ids(
-        api, messages=[{"role": "user", "content": text}])
+        api, messages=[{"role": "user", "content": text}]
+    )
 
 
-@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "http://x"}}, {"type": "smell"}, {}, 5,
-                                  {"type": "text"}, {"type": "text", "text": 3}])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://x"}},
+        {"type": "smell"},
+        {},
+        5,
+        {"type": "text"},
+        {"type": "text", "text": 3},
+    ],
+)
 def test_chat_05_other_parts_are_refused(api: Api, part: object) -> None:
     response = api.chat(messages=[{"role": "user", "content": [part]}])
     assert response.status_code == 400 and "messages[0].content[0]" in response.json()["error"]["param"]
@@ -100,8 +113,10 @@ def test_chat_09_control_tokens_of_a_user_are_text(api: Api) -> None:
     assert forged in tokenizer.decode(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("messages", [[], [{}], [{"role": 3, "content": "a"}], [{"role": "user"}], ["a"], "a", None,
-                                      [{"role": "user", "content": 7}]])
+@pytest.mark.parametrize(
+    "messages",
+    [[], [{}], [{"role": 3, "content": "a"}], [{"role": "user"}], ["a"], "a", None, [{"role": "user", "content": 7}]],
+)
 def test_chat_malformed_messages_are_refused(api: Api, messages: object) -> None:
     response = api.chat(messages=messages)
     assert response.status_code == 400 and str(response.json()["error"]["param"]).startswith("messages")
@@ -121,8 +136,15 @@ def test_chat_tools_reach_the_template(api: Api, choice: str | None) -> None:
     assert "look_up" in rendered(api, tools=[TOOL], tool_choice=choice)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}},
-                                    {"type": "function", "function": {"name": "other"}}, "sometimes"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "function": {"name": "look_up"}},
+        {"type": "function", "function": {"name": "other"}},
+        "sometimes",
+    ],
+)
 def test_tool_04_forced_calls_are_refused_not_ignored(api: Api, choice: object) -> None:
     response = api.chat(tools=[TOOL], tool_choice=choice)
     assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
@@ -132,16 +154,19 @@ def test_tool_04_required_without_tools_is_refused(api: Api) -> None:
     assert api.chat(tool_choice="required").status_code == 400
 
 
-@pytest.mark.parametrize("field, value", [
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
-    ("response_format", {"type": "poem"}),
-    ("structured_outputs", {"choice": ["a", "b"]}),
-    ("guided_json", {"type": "object"}),
-    ("guided_regex", "[ab]"),
-    ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= 'a'"),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
+        ("response_format", {"type": "poem"}),
+        ("structured_outputs", {"choice": ["a", "b"]}),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "[ab]"),
+        ("guided_choice", ["a"]),
+        ("guided_grammar", "root ::= 'a'"),
+    ],
+)
 def test_struct_14_constraints_are_refused_not_ignored(api: Api, field: str, value: object) -> None:
     for response in (api.chat(**{field: value}), api.completion(**{field: value})):
         assert response.status_code == 400 and response.json()["error"]["param"] == field
@@ -159,9 +184,13 @@ def test_chat_template_of_a_request_needs_trust(api: Api) -> None:
 def test_chat_template_of_a_request_where_it_is_trusted() -> None:
     engine = ScriptEngine()
     with running(parts_of(engine), settings=ServerSettings(trust_request_chat_template=True)) as url:
-        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1,
-                "chat_template": "{{ greeting }} {{ messages[0].content }} {{ reasoning_effort }}",
-                "chat_template_kwargs": {"greeting": "Well,"}, "reasoning_effort": "low"}
+        body = {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 1,
+            "chat_template": "{{ greeting }} {{ messages[0].content }} {{ reasoning_effort }}",
+            "chat_template_kwargs": {"greeting": "Well,"},
+            "reasoning_effort": "low",
+        }
         assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
         assert bytes(engine.seen[0].prompt).decode() == "Well, Hello low"
         broken = httpx.post(f"{url}/v1/chat/completions", json={**body, "chat_template": "{% if %}"})

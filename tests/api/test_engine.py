@@ -25,8 +25,12 @@ def server(*, blocks: int = 512, step_tokens: int = 256, step_seconds: float = 0
     """A client of a server whose KV cache has `blocks` blocks of 16 tokens."""
     model = FakeModel(vocab_size=TOKENIZER.vocab_size)
     engine = build_engine(
-        FakeExecutor(model, step_seconds=step_seconds), groups=(KVGroup((0,)),), blocks=(blocks,), max_num_seqs=64,
-        max_num_batched_tokens=step_tokens, max_model_len=MAX_MODEL_LEN,
+        FakeExecutor(model, step_seconds=step_seconds),
+        groups=(KVGroup((0,)),),
+        blocks=(blocks,),
+        max_num_seqs=64,
+        max_num_batched_tokens=step_tokens,
+        max_model_len=MAX_MODEL_LEN,
     )
     with running(parts_of(engine)) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield http
@@ -92,8 +96,10 @@ def test_logp_04_echo_of_two_choices_scores_the_prompt_in_both(http: httpx.Clien
 def test_usage_03_cached_tokens_of_a_batch_add_up() -> None:
     with server() as http:
         other = PROMPT[::-1]
-        one = [ask(http, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
-               for prompt in (PROMPT, other, PROMPT, other)]
+        one = [
+            ask(http, prompt=prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for prompt in (PROMPT, other, PROMPT, other)
+        ]
         both = ask(http, prompt=[PROMPT, other], max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert one[0] == one[1] == 0 and one[2] > 0 and one[3] > 0
     assert both == one[2] + one[3]
@@ -101,8 +107,10 @@ def test_usage_03_cached_tokens_of_a_batch_add_up() -> None:
 
 def test_prefix_04_salts_keep_prompts_apart() -> None:
     with server() as http:
-        cached = [ask(http, max_tokens=1, cache_salt=salt)["usage"]["prompt_tokens_details"]["cached_tokens"]
-                  for salt in ("A", "B", "A", None)]
+        cached = [
+            ask(http, max_tokens=1, cache_salt=salt)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for salt in ("A", "B", "A", None)
+        ]
     assert cached[0] == cached[1] == cached[3] == 0 and cached[2] > 0
 
 

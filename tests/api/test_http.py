@@ -25,8 +25,11 @@ def error_of(response: httpx.Response) -> dict[str, object]:
 
 
 def test_http_01_unknown_models(api: Api) -> None:
-    for response in (api.completion(model="no-such"), api.chat(model="no-such", stream=True),
-                     api.http.get("/v1/models/no-such")):
+    for response in (
+        api.completion(model="no-such"),
+        api.chat(model="no-such", stream=True),
+        api.http.get("/v1/models/no-such"),
+    ):
         assert response.status_code == 404
         error = error_of(response)
         assert error["code"] == "model_not_found" and MODEL in str(error["message"])
@@ -41,8 +44,21 @@ def test_http_01_models(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", [*BOTH, "/tokenize", "/detokenize"])
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'"a"', b"\xff\xfe", b"{}x", b"[" * 100_000,
-                                 b'{"prompt":' * 50_000, b'{"n": ' + b"9" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"a"',
+        b"\xff\xfe",
+        b"{}x",
+        b"[" * 100_000,
+        b'{"prompt":' * 50_000,
+        b'{"n": ' + b"9" * 5000 + b"}",
+    ],
+)
 def test_http_03_malformed_bodies(api: Api, path: str, raw: bytes) -> None:
     response = api.http.post(path, content=raw, headers=JSON)
     assert response.status_code == 400
@@ -65,8 +81,11 @@ def test_http_03_deep_bodies(api: Api, opening: str, closing: str) -> None:
 
 
 def test_http_03_errors_repeat_only_a_part_of_what_was_sent(api: Api) -> None:
-    for response in (api.completion(model="m" * 100_000), api.completion(logit_bias={"9" * 4000: 1}),
-                     api.http.post(BOTH[0], content=b'{"' + b"k" * 50_000 + b'\\ud800": 1}', headers=JSON)):
+    for response in (
+        api.completion(model="m" * 100_000),
+        api.completion(logit_bias={"9" * 4000: 1}),
+        api.http.post(BOTH[0], content=b'{"' + b"k" * 50_000 + b'\\ud800": 1}', headers=JSON),
+    ):
         error = error_of(response)
         assert len(response.content) < 8000
         assert "[…]" in str(error["message"])
@@ -83,8 +102,10 @@ def test_http_03_other_content_types(api: Api) -> None:
 def test_http_03_a_body_that_never_comes(api: Api) -> None:
     host, port = api.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST {BOTH[0]} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
-                           "Content-Type: application/json\r\n\r\n{".encode())
+        connection.sendall(
+            f"POST {BOTH[0]} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+            "Content-Type: application/json\r\n\r\n{".encode()
+        )
     api.alive()
 
 
@@ -97,8 +118,9 @@ def test_http_03_unknown_paths_and_methods(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", BOTH)
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"max_tokens": 100_000}, {"n": 0},
-                                   {"messages": [], "prompt": ""}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"max_tokens": 100_000}, {"n": 0}, {"messages": [], "prompt": ""}]
+)
 def test_http_05_before_the_first_token_errors_are_plain_json(api: Api, path: str, wrong: dict[str, object]) -> None:
     body = {"stream": True, **wrong}
     response = api.completion(**body) if path == BOTH[0] else api.chat(**body)
@@ -109,8 +131,11 @@ def test_http_05_before_the_first_token_errors_are_plain_json(api: Api, path: st
 @pytest.mark.parametrize("path", BOTH)
 def test_http_05_after_the_first_token_an_error_is_an_event(api: Api, path: str) -> None:
     api.engine.fail_after = 3
-    body = {**GREEDY, "prompt": "a", "stream": True} if path == BOTH[0] else {
-        **GREEDY, "messages": [{"role": "user", "content": "a"}], "stream": True}
+    body = (
+        {**GREEDY, "prompt": "a", "stream": True}
+        if path == BOTH[0]
+        else {**GREEDY, "messages": [{"role": "user", "content": "a"}], "stream": True}
+    )
     response = api.http.post(path, json=body)
     events = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
     assert response.status_code == 200 and "[DONE]" not in events
@@ -161,8 +186,11 @@ def test_http_10_request_ids(api: Api) -> None:
     assert response.headers["x-request-id"] == "mine" and response.json()["id"] == "cmpl-mine"
     assert len(api.http.get("/health").headers["x-request-id"]) == 32
     long = "x" * 20_000
-    response = api.http.post(BOTH[1], json={**GREEDY, "messages": [{"role": "user", "content": "a"}], "stream": True},
-                             headers={"X-Request-Id": long})
+    response = api.http.post(
+        BOTH[1],
+        json={**GREEDY, "messages": [{"role": "user", "content": "a"}], "stream": True},
+        headers={"X-Request-Id": long},
+    )
     assert response.headers["x-request-id"] == "x" * 256 and len(response.content) < 50_000
 
 
@@ -171,8 +199,13 @@ def test_sched_08_two_requests_may_have_one_id(api: Api) -> None:
     answers: list[httpx.Response] = []
 
     def ask() -> None:
-        answers.append(httpx.post(f"{api.url}{BOTH[0]}", headers={"X-Request-Id": "id"},
-                                  json={**GREEDY, "prompt": "a", "max_tokens": 20, "request_id": "id"}))
+        answers.append(
+            httpx.post(
+                f"{api.url}{BOTH[0]}",
+                headers={"X-Request-Id": "id"},
+                json={**GREEDY, "prompt": "a", "max_tokens": 20, "request_id": "id"},
+            )
+        )
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
@@ -228,8 +261,9 @@ def test_http_busy_servers_say_503() -> None:
 
 def test_http_cross_origin() -> None:
     with running(parts_of(ScriptEngine()), allowed_origins=("http://a.example",), api_key=("k",)) as url:
-        preflight = httpx.options(f"{url}{BOTH[0]}", headers={"Origin": "http://a.example",
-                                                              "Access-Control-Request-Method": "POST"})
+        preflight = httpx.options(
+            f"{url}{BOTH[0]}", headers={"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+        )
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "http://a.example"
         other = httpx.get(f"{url}/health", headers={"Origin": "http://b.example"})

@@ -65,8 +65,9 @@ def test_input_half_a_surrogate_pair_is_refused(api: Api) -> None:
     assert response.json()["choices"][0]["text"].startswith("🙂")
 
 
-@pytest.mark.parametrize("field, value", [("suffix", "end"), ("use_beam_search", True), ("prompt_embeds", "abc"),
-                                          ("vllm_xargs", {"a": 1})])
+@pytest.mark.parametrize(
+    "field, value", [("suffix", "end"), ("use_beam_search", True), ("prompt_embeds", "abc"), ("vllm_xargs", {"a": 1})]
+)
 def test_input_what_is_not_built_is_refused(api: Api, field: str, value: object) -> None:
     response = api.completion(**{field: value})
     assert response.status_code == 400 and response.json()["error"]["param"] == field
@@ -89,7 +90,8 @@ def test_input_integers_that_no_engine_can_hold_are_refused(api: Api, field: str
 
 @pytest.mark.parametrize("field", ["bad_words", "stop"])
 def test_input_long_strings_are_worked_on_beside_the_event_loop(
-        api: Api, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Api, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: set[str] = set()
     make, output = RequestFactory.make, RequestFactory.output
 

@@ -81,9 +81,13 @@ def test_logp_05_chat_has_its_own_layout(api: Api) -> None:
     found = answer["choices"][0]["logprobs"]
     assert set(found) == {"content"} and len(found["content"]) == 3
     assert found["content"][0] == {
-        "token": "Alpha", "logprob": -0.25, "bytes": list(b"Alpha"),
-        "top_logprobs": [{"token": "Alpha", "logprob": -0.25, "bytes": list(b"Alpha")},
-                         {"token": " beta", "logprob": -2.0, "bytes": list(b" beta")}],
+        "token": "Alpha",
+        "logprob": -0.25,
+        "bytes": list(b"Alpha"),
+        "top_logprobs": [
+            {"token": "Alpha", "logprob": -0.25, "bytes": list(b"Alpha")},
+            {"token": " beta", "logprob": -2.0, "bytes": list(b" beta")},
+        ],
     }
 
 
@@ -107,8 +111,11 @@ def test_logp_08_bytes_join_to_the_text(api: Api, stream: bool) -> None:
 def test_logp_11_prompt_logprobs(api: Api) -> None:
     answer = api.completion(prompt="abc", prompt_logprobs=1, max_tokens=1).json()
     scores = answer["choices"][0]["prompt_logprobs"]
-    assert scores == [None, {"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}},
-                      {"99": {"logprob": -0.25, "rank": 1, "decoded_token": "c"}}]
+    assert scores == [
+        None,
+        {"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}},
+        {"99": {"logprob": -0.25, "rank": 1, "decoded_token": "c"}},
+    ]
     chat = api.chat(prompt_logprobs=0, max_tokens=1).json()
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
 
@@ -125,8 +132,13 @@ def test_logp_13_more_than_the_cap_is_refused(api: Api, field: str, value: int) 
 def test_logp_14_text_held_back_loses_no_logprobs(api: Api, stop: list[str]) -> None:
     body = {"max_tokens": 200, "logprobs": True, "top_logprobs": 2, "stop": stop}
     whole = api.chat(**body).json()
-    streamed = [entry for chunk in api.stream("/v1/chat/completions", **body) for choice in chunk["choices"]
-                if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    streamed = [
+        entry
+        for chunk in api.stream("/v1/chat/completions", **body)
+        for choice in chunk["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
     assert streamed == whole["choices"][0]["logprobs"]["content"]
     assert len(streamed) == whole["usage"]["completion_tokens"]
 

@@ -43,8 +43,11 @@ def test_metric_01_aborted_requests_are_counted(api: Api) -> None:
         connection.close()
     until(lambda: change(api, before, "vllm:request_success_total/abort") == 5)
     after = numbers(api)
-    for name in ("vllm:e2e_request_latency_seconds_count", "vllm:request_prompt_tokens_count",
-                 "vllm:request_generation_tokens_count"):
+    for name in (
+        "vllm:e2e_request_latency_seconds_count",
+        "vllm:request_prompt_tokens_count",
+        "vllm:request_generation_tokens_count",
+    ):
         assert after[name] - before[name] == 5
         assert after[name] == total(after)
     assert after["vllm:num_requests_running"] == 0
@@ -74,9 +77,17 @@ def test_metric_failed_requests_are_counted(api: Api) -> None:
 def test_metric_names_dashboards_ask_for(api: Api) -> None:
     names = set(numbers(api))
     assert {
-        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
-        "vllm:gpu_prefix_cache_hits_total", "vllm:num_preemptions_total", "vllm:prompt_tokens_total",
-        "vllm:generation_tokens_total", "vllm:request_params_n_count", "octavo:kv_cache_filled_ratio",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:gpu_prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:request_params_n_count",
+        "octavo:kv_cache_filled_ratio",
         "vllm:request_time_per_output_token_seconds_count",
     } <= names

@@ -19,8 +19,9 @@ def client(api: Api) -> openai.OpenAI:
 
 
 def test_chat(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_completion_tokens=200,
-                                            logprobs=True, top_logprobs=2)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, temperature=0, max_completion_tokens=200, logprobs=True, top_logprobs=2
+    )
     [choice] = answer.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", SAID, "stop")
     assert answer.usage.completion_tokens == len(choice.logprobs.content)
@@ -28,16 +29,25 @@ def test_chat(client: openai.OpenAI) -> None:
 
 
 def test_chat_stream(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, stream=True,
-                                                 stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+    )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == SAID
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].usage.completion_tokens > 0
 
 
 def test_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt=["a", "b"], temperature=0, max_tokens=2, logprobs=1,
-                                       extra_body={"top_k": 5, "ignore_eos": True})
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=["a", "b"],
+        temperature=0,
+        max_tokens=2,
+        logprobs=1,
+        extra_body={"top_k": 5, "ignore_eos": True},
+    )
     assert [choice.text for choice in answer.choices] == ["Alpha beta"] * 2
     assert answer.choices[0].logprobs.tokens == ["Alpha", " beta"]
 
@@ -67,9 +77,11 @@ def test_models(client: openai.OpenAI) -> None:
 def test_async_client(api: Api) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
+
             async def one() -> str:
-                stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0,
-                                                              stream=True)
+                stream = await client.chat.completions.create(
+                    model=MODEL, messages=MESSAGES, temperature=0, stream=True
+                )
                 return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
             whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)

@@ -12,18 +12,37 @@ BOTH = ("/v1/completions", "/v1/chat/completions")
 def post(api: Api, path: str, raw: str) -> tuple[int, str]:
     """(status, param) of a request whose body has `raw` among its fields."""
     extra = '"prompt": "Hello"' if path == BOTH[0] else '"messages": [{"role": "user", "content": "Hello"}]'
-    response = api.http.post(path, content=f'{{"model": "tiny", {extra}, {raw}}}',
-                             headers={"Content-Type": "application/json"})
+    response = api.http.post(
+        path, content=f'{{"model": "tiny", {extra}, {raw}}}', headers={"Content-Type": "application/json"}
+    )
     return response.status_code, response.json().get("error", {}).get("param")
 
 
 @pytest.mark.parametrize("path", BOTH)
-@pytest.mark.parametrize("raw", [
-    '"temperature": -1', '"temperature": 1e400', '"temperature": NaN', '"temperature": -Infinity', '"top_p": -0.5',
-    '"top_p": 0', '"presence_penalty": 9', '"frequency_penalty": -9', '"repetition_penalty": 0', '"min_p": 2',
-    '"top_k": -2', '"top_k": 1.5', '"seed": "x"', '"min_tokens": -1', '"temperature": "hot"', '"temperature": true',
-    '"repetition_penalty": Infinity', '"stop_token_ids": [1.5]', '"stop_token_ids": [99999]',
-])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '"temperature": -1',
+        '"temperature": 1e400',
+        '"temperature": NaN',
+        '"temperature": -Infinity',
+        '"top_p": -0.5',
+        '"top_p": 0',
+        '"presence_penalty": 9',
+        '"frequency_penalty": -9',
+        '"repetition_penalty": 0',
+        '"min_p": 2',
+        '"top_k": -2',
+        '"top_k": 1.5',
+        '"seed": "x"',
+        '"min_tokens": -1',
+        '"temperature": "hot"',
+        '"temperature": true',
+        '"repetition_penalty": Infinity',
+        '"stop_token_ids": [1.5]',
+        '"stop_token_ids": [99999]',
+    ],
+)
 def test_sample_15_wrong_values_are_refused_by_name(api: Api, path: str, raw: str) -> None:
     name = raw.split('"')[1]
     assert post(api, path, raw) == (400, name)
@@ -68,15 +87,34 @@ def test_sample_13_top_k(api: Api, value: int, kept: int) -> None:
 
 @pytest.mark.parametrize("path", BOTH)
 def test_sample_null_means_the_default(api: Api, path: str) -> None:
-    fields = ("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop",
-              "logit_bias", "max_tokens", "min_tokens", "stream", "stream_options", "logprobs", "echo", "user")
+    fields = (
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "logit_bias",
+        "max_tokens",
+        "min_tokens",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "echo",
+        "user",
+    )
     assert post(api, path, ", ".join(f'"{name}": null' for name in fields))[0] == 200
     assert api.engine.seen[-1].sampling.temperature == 1.0
 
 
 def test_sample_parameters_reach_the_engine(api: Api) -> None:
-    raw = ('"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 1, "seed": 9, '
-           '"repetition_penalty": 1.2, "frequency_penalty": -1, "min_tokens": 2, "stop_token_ids": [7]')
+    raw = (
+        '"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 1, "seed": 9, '
+        '"repetition_penalty": 1.2, "frequency_penalty": -1, "min_tokens": 2, "stop_token_ids": [7]'
+    )
     assert post(api, BOTH[1], raw)[0] == 200
     request = api.engine.seen[-1]
     sampling = request.sampling

@@ -44,8 +44,12 @@ def server(timeout: float, engine: str = "here") -> Iterator[tuple[subprocess.Po
     """A server process that takes 10 ms per token, and its URL; its engine is "here" or in a process "apart"."""
     with bind("127.0.0.1", 0) as found:
         port = found.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(timeout), engine], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(port), str(timeout), engine],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     url = f"http://127.0.0.1:{port}"
 
     def ready() -> bool:
@@ -77,8 +81,10 @@ class Asker(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with contextlib.suppress(httpx.TransportError), httpx.stream(
-                "POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response:
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=30) as response,
+        ):
             self.status = response.status_code
             self.started.set()
             self.text = response.read().decode()
@@ -88,7 +94,7 @@ def begin(url: str, tokens: int) -> list[Asker]:
     """Two streams and one request that waits for its whole answer, all running."""
     askers = [Asker(url, True, tokens), Asker(url, True, tokens), Asker(url, False, tokens)]
     assert all(asker.started.wait(10) for asker in askers[:2])
-    until(lambda: "num_requests_running{engine=\"0\",model_name=\"tiny\"} 3.0" in httpx.get(f"{url}/metrics").text)
+    until(lambda: 'num_requests_running{engine="0",model_name="tiny"} 3.0' in httpx.get(f"{url}/metrics").text)
     return askers
 
 
@@ -97,8 +103,9 @@ def test_start_01_a_taken_port_is_found_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(CannotServe, match=f"port {port}.*--port"):
             bind("127.0.0.1", port)
-        done = subprocess.run([sys.executable, "-c", SERVER, str(port), "0", "here"], text=True, capture_output=True,
-                              timeout=30)
+        done = subprocess.run(
+            [sys.executable, "-c", SERVER, str(port), "0", "here"], text=True, capture_output=True, timeout=30
+        )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and str(port) in done.stderr
 
@@ -205,13 +212,16 @@ def test_shut_03_no_engine_outlives_its_server() -> None:
         assert not engine.is_running()
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["serve", "/no/such/model", "--host", "127.0.0.1", "--port", "0"], "/no/such/model"),
-    (["serve", "--host", "127.0.0.1", "--port", "0", "--max-modle-len", "5"], "--max-model-len"),
-    (["serve", "a", "--model", "b"], "two models"),
-    (["run", "/no/such/model", "hello"], "/no/such/model"),
-    (["chat", "--url", "http://127.0.0.1:1"], "127.0.0.1:1"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["serve", "/no/such/model", "--host", "127.0.0.1", "--port", "0"], "/no/such/model"),
+        (["serve", "--host", "127.0.0.1", "--port", "0", "--max-modle-len", "5"], "--max-model-len"),
+        (["serve", "a", "--model", "b"], "two models"),
+        (["run", "/no/such/model", "hello"], "/no/such/model"),
+        (["chat", "--url", "http://127.0.0.1:1"], "127.0.0.1:1"),
+    ],
+)
 def test_start_04_mistakes_end_with_one_clear_line(arguments: list[str], words: str) -> None:
     done = subprocess.run([sys.executable, "-m", "octavo", *arguments], text=True, capture_output=True, timeout=60)
     assert done.returncode in (1, 2)

@@ -29,8 +29,11 @@ def test_a_conversation_remembers_until_reset(api: Api) -> None:
     Conversation(Endpoint(api.url, model=MODEL), OPTIONS, "be nice", lines, out).run()
     prompts = [make_tokenizer().decode(request.prompt) for request in api.engine.seen]
     start = "system\nbe nice\nuser\n"
-    assert prompts == [f"{start}one\nassistant\n", f"{start}one\nassistant\n{SAID}\nuser\ntwo\nassistant\n",
-                       f"{start}three\nassistant\n"]
+    assert prompts == [
+        f"{start}one\nassistant\n",
+        f"{start}one\nassistant\n{SAID}\nuser\ntwo\nassistant\n",
+        f"{start}three\nassistant\n",
+    ]
     assert out.getvalue().count(SAID) == 3
 
 

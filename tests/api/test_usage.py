@@ -45,8 +45,11 @@ def test_usage_continuous(api: Api, path: str) -> None:
 def test_usage_03_cached_tokens_add_up_over_prompts(api: Api, stream: bool) -> None:
     api.engine.cached = 3
     body = {"prompt": ["Hello", "Hello you"], "max_tokens": 2}
-    usage = (api.stream(BOTH[0], stream_options={"include_usage": True}, **body)[-1] if stream
-             else api.completion(**body).json())["usage"]
+    usage = (
+        api.stream(BOTH[0], stream_options={"include_usage": True}, **body)[-1]
+        if stream
+        else api.completion(**body).json()
+    )["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 6 and usage["prompt_tokens"] == 14
 
 
@@ -62,8 +65,12 @@ def test_usage_token_ids_are_returned_when_asked(api: Api, path: str, stream: bo
     if stream:
         chunks = api.stream(path, **body)
         ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", [])]
-        prompts = [part["prompt_token_ids"] for chunk in chunks for part in (chunk, *chunk["choices"])
-                   if "prompt_token_ids" in part]
+        prompts = [
+            part["prompt_token_ids"]
+            for chunk in chunks
+            for part in (chunk, *chunk["choices"])
+            if "prompt_token_ids" in part
+        ]
     else:
         answer = (api.completion(**body) if path == BOTH[0] else api.chat(**body)).json()
         ids = answer["choices"][0]["token_ids"]

@@ -49,7 +49,7 @@ def modules() -> list[Path]:
 
 def part_of(path: Path) -> str:
     if path == ROOT / "ops" / "contract.py":
-        return "contract"       # the one file of ops that everyone below the runtime may read
+        return "contract"  # the one file of ops that everyone below the runtime may read
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -62,8 +62,11 @@ def imports(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "octavo" else [
-                str(node.module)]
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == "octavo"
+                else [str(node.module)]
+            )
         found |= {
             "contract" if name.startswith("octavo.ops.contract") else name.split(".")[1]
             for name in names
@@ -97,7 +100,7 @@ def test_no_cycles_between_parts() -> None:
     edges = {part: targets - {"__version__"} for part, targets in edges.items() if part != "__init__"}
 
     def visit(part: str, trail: tuple[str, ...]) -> None:
-        assert part not in trail, f"import cycle: {' -> '.join((*trail[trail.index(part):], part))}"
+        assert part not in trail, f"import cycle: {' -> '.join((*trail[trail.index(part) :], part))}"
         for target in edges.get(part, ()):
             visit(target, (*trail, part))
 
@@ -109,8 +112,13 @@ def test_engine_and_types_are_plain_python() -> None:
     for path in modules():
         if part_of(path) in ("engine", "types"):
             for node in ast.walk(ast.parse(path.read_text())):
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [
-                    str(node.module)] if isinstance(node, ast.ImportFrom) else []
+                names = (
+                    [a.name for a in node.names]
+                    if isinstance(node, ast.Import)
+                    else [str(node.module)]
+                    if isinstance(node, ast.ImportFrom)
+                    else []
+                )
                 for name in names:
                     assert name.split(".")[0] not in ("numpy", "torch", "os"), f"{path}: imports {name}"
 
@@ -137,9 +145,17 @@ def test_module_names_say_what_they_are() -> None:
             assert not isinstance(node, ast.Global), f"{path}: global"
 
 
-@pytest.mark.parametrize("what", [
-    "octavo", "octavo.build", "octavo.api.cli", "octavo.process", "octavo.llm", "octavo.client",
-])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "octavo",
+        "octavo.build",
+        "octavo.api.cli",
+        "octavo.process",
+        "octavo.llm",
+        "octavo.client",
+    ],
+)
 def test_a_cpu_process_loads_neither_torch_nor_transformers(what: str) -> None:
     code = f"import sys, {what}; print([m for m in ('torch', 'transformers', 'triton') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)

@@ -21,8 +21,16 @@ LINE_BREAK, EOS = 198, 2
 @pytest.fixture(scope="session")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     """SmolLM2, computed in float32."""
-    with serving(realmodels.smollm2_gguf(), tmp_path_factory.mktemp("real"), "--dtype", "float32",
-                 "--max-model-len", "1024", "--kv-cache-memory-bytes", "256MiB") as server:
+    with serving(
+        realmodels.smollm2_gguf(),
+        tmp_path_factory.mktemp("real"),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "1024",
+        "--kv-cache-memory-bytes",
+        "256MiB",
+    ) as server:
         yield server
 
 
@@ -45,8 +53,15 @@ def smol() -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def gemma() -> Iterator[LLM]:
     """Gemma 3, asked to run in float16."""
-    with LLM(str(realmodels.gemma_gguf()), dtype="float16", cpu_activations="float32", kv_cache_dtype="float32",
-             max_model_len=256, max_num_batched_tokens=256, kv_cache_memory_bytes="256MiB") as llm:
+    with LLM(
+        str(realmodels.gemma_gguf()),
+        dtype="float16",
+        cpu_activations="float32",
+        kv_cache_dtype="float32",
+        max_model_len=256,
+        max_num_batched_tokens=256,
+        kv_cache_memory_bytes="256MiB",
+    ) as llm:
         yield llm
 
 

@@ -67,8 +67,12 @@ class Real:
 
     def number(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        found = [sample.value for family in text_string_to_metric_families(self.http.get("/metrics").text)
-                 for sample in family.samples if sample.name == name]
+        found = [
+            sample.value
+            for family in text_string_to_metric_families(self.http.get("/metrics").text)
+            for sample in family.samples
+            if sample.name == name
+        ]
         assert found, name
         return sum(found)
 
@@ -86,8 +90,25 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Real]:
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "octavo", "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
-             "--served-model-name", NAME, "--uvicorn-log-level", "error", *flags], stdout=out, stderr=out)
+            [
+                sys.executable,
+                "-m",
+                "octavo",
+                "serve",
+                str(model),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--served-model-name",
+                NAME,
+                "--uvicorn-log-level",
+                "error",
+                *flags,
+            ],
+            stdout=out,
+            stderr=out,
+        )
         try:
             deadline = time.monotonic() + 60
             while not _ready(url):
@@ -115,7 +136,10 @@ def start_fails(model: Path, *flags: str) -> str:
     """The last line of a server that cannot start: it ends with status 1 and tells no stack."""
     done = subprocess.run(
         [sys.executable, "-m", "octavo", "serve", str(model), "--host", "127.0.0.1", "--port", "0", *flags],
-        text=True, capture_output=True, timeout=60)
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.strip().split("\n")[-1]

@@ -22,8 +22,14 @@ HIDDEN = 128
 
 
 def write_successor(
-    folder: Path, chain: Sequence[int], tokenizer: Path, *, vocab_size: int = 49152, eos: object = 2,
-    generation: dict[str, Any] | None = None, size: float = 1.0,
+    folder: Path,
+    chain: Sequence[int],
+    tokenizer: Path,
+    *,
+    vocab_size: int = 49152,
+    eos: object = 2,
+    generation: dict[str, Any] | None = None,
+    size: float = 1.0,
 ) -> Path:
     """Write the checkpoint of `chain` (distinct token ids) with the tokenizer of the folder `tokenizer`.
 
@@ -42,20 +48,38 @@ def write_successor(
     square = np.eye(HIDDEN, dtype=np.float32)
     ones, nothing = np.ones(HIDDEN, np.float32), np.zeros((HIDDEN, HIDDEN), np.float32)
     tensors = {
-        "model.embed_tokens.weight": size * embedding, "lm_head.weight": head, "model.norm.weight": ones,
-        layer + "input_layernorm.weight": ones, layer + "post_attention_layernorm.weight": ones,
+        "model.embed_tokens.weight": size * embedding,
+        "lm_head.weight": head,
+        "model.norm.weight": ones,
+        layer + "input_layernorm.weight": ones,
+        layer + "post_attention_layernorm.weight": ones,
         **{f"{layer}self_attn.{name}_proj.weight": square for name in "qkv"},
         layer + "self_attn.o_proj.weight": nothing,
-        layer + "mlp.gate_proj.weight": square, layer + "mlp.up_proj.weight": square,
+        layer + "mlp.gate_proj.weight": square,
+        layer + "mlp.up_proj.weight": square,
         layer + "mlp.down_proj.weight": nothing,
     }
     save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab_size, "hidden_size": HIDDEN,
-        "intermediate_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
-        "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "bos_token_id": 1,
-        "eos_token_id": eos, "torch_dtype": "float32",
-    }))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "vocab_size": vocab_size,
+                "hidden_size": HIDDEN,
+                "intermediate_size": HIDDEN,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 1024,
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "bos_token_id": 1,
+                "eos_token_id": eos,
+                "torch_dtype": "float32",
+            }
+        )
+    )
     (folder / "generation_config.json").write_text(json.dumps(generation or {}))
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         if (tokenizer / name).exists():

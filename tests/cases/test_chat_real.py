@@ -36,8 +36,9 @@ def test_chat_05_a_list_of_text_parts(real: Real) -> None:
 
 def test_chat_06_one_begin_of_sequence(gemma: LLM) -> None:
     template = "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}"
-    [output] = gemma.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1), use_tqdm=False,
-                          chat_template=template)
+    [output] = gemma.chat(
+        [{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1), use_tqdm=False, chat_template=template
+    )
     ids = list(output.prompt_token_ids)
     assert ids[0] == 2 and ids.count(2) == 1
 

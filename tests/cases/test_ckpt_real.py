@@ -39,17 +39,22 @@ def test_ckpt_03_only_files_of_the_index_are_read(tmp_path: Path) -> None:
     model = write_successor(tmp_path, (LINE_BREAK, *SAID_IDS, EOS), realmodels.smollm2_hf())
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
-    (model / "model.safetensors.index.json").write_text(json.dumps({
-        "metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}))
-    save_file({name: np.zeros_like(values) for name, values in tensors.items()},
-              model / "consolidated.safetensors")
+    (model / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")})
+    )
+    save_file({name: np.zeros_like(values) for name, values in tensors.items()}, model / "consolidated.safetensors")
     assert said(model) == SAID
 
 
-@pytest.mark.parametrize(("context", "length", "more"), [
-    (64, 30, {}), (64, 64, {}), (256, 30, {"original_max_position_embeddings": 64}),
-    (256, 64, {"original_max_position_embeddings": 64}),
-])
+@pytest.mark.parametrize(
+    ("context", "length", "more"),
+    [
+        (64, 30, {}),
+        (64, 64, {}),
+        (256, 30, {"original_max_position_embeddings": 64}),
+        (256, 64, {"original_max_position_embeddings": 64}),
+    ],
+)
 def test_ckpt_06_dynamic_scaling_within_the_original_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: int, length: int, more: dict[str, int]
 ) -> None:
@@ -64,8 +69,9 @@ def test_ckpt_06_dynamic_scaling_within_the_original_length(
     scaled = Loaded(folder, make_device("cpu"), max_model_len=context).logits(ids)
     np.testing.assert_allclose(scaled, want, rtol=0, atol=2e-4)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(
-        {**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
+    )
     np.testing.assert_array_equal(Loaded(folder, make_device("cpu"), max_model_len=context).logits(ids), scaled)
 
 
@@ -83,8 +89,13 @@ def test_ckpt_06_no_context_beyond_the_original_length(tmp_path: Path) -> None:
 
 def test_ckpt_10_every_declared_end_stops(tmp_path: Path) -> None:
     ends = (17, 19)
-    model = write_successor(tmp_path, (LINE_BREAK, *SAID_IDS, 40), realmodels.smollm2_hf(), eos=ends[0],
-                            generation={"eos_token_id": list(ends), "temperature": 0.9, "top_p": 0.8})
+    model = write_successor(
+        tmp_path,
+        (LINE_BREAK, *SAID_IDS, 40),
+        realmodels.smollm2_hf(),
+        eos=ends[0],
+        generation={"eos_token_id": list(ends), "temperature": 0.9, "top_p": 0.8},
+    )
     with LLM(str(model), kv_cache_memory_bytes="8MiB", override_generation_config={"temperature": 0.5}) as llm:
         default = llm.get_default_sampling_params()
         assert (default.temperature, default.top_p) == (0.5, 0.8)
@@ -95,11 +106,16 @@ def test_ckpt_10_every_declared_end_stops(tmp_path: Path) -> None:
             assert (list(output.outputs[0].token_ids), output.outputs[0].finish_reason) == ([end], "stop")
 
 
-@pytest.mark.parametrize(("quantization", "words"), [
-    ({"quant_method": "gptq", "bits": 3}, "gptq"), ({"quant_method": "foo"}, "foo"),
-])
-def test_quant_09_unknown_quantization_does_not_start(tmp_path: Path, quantization: dict[str, object], words: str
-                                                      ) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 3}, "gptq"),
+        ({"quant_method": "foo"}, "foo"),
+    ],
+)
+def test_quant_09_unknown_quantization_does_not_start(
+    tmp_path: Path, quantization: dict[str, object], words: str
+) -> None:
     model = write_successor(tmp_path, (LINE_BREAK, *SAID_IDS, EOS), realmodels.smollm2_hf())
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
@@ -107,13 +123,17 @@ def test_quant_09_unknown_quantization_does_not_start(tmp_path: Path, quantizati
         LLM(str(model))
 
 
-@pytest.mark.parametrize(("file", "content", "words"), [
-    ("config.json", '{"architectures": ["MambaForCausalLM"]}', ["MambaForCausalLM"]),
-    ("config.json", "{not json", ["config.json"]),
-    ("tokenizer.json", None, ["tokenizer"]),
-])
-def test_start_04_broken_folders_end_with_one_clear_line(tmp_path: Path, file: str, content: str | None,
-                                                         words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", '{"architectures": ["MambaForCausalLM"]}', ["MambaForCausalLM"]),
+        ("config.json", "{not json", ["config.json"]),
+        ("tokenizer.json", None, ["tokenizer"]),
+    ],
+)
+def test_start_04_broken_folders_end_with_one_clear_line(
+    tmp_path: Path, file: str, content: str | None, words: list[str]
+) -> None:
     model = write_successor(tmp_path / "model", (LINE_BREAK, *SAID_IDS, EOS), realmodels.smollm2_hf())
     if content is None:
         (model / file).unlink()

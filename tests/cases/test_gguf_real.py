@@ -71,10 +71,20 @@ def test_gguf_06_frequency_factors_equal_llama_3_scaling(tmp_path: Path) -> None
 
 def _as_gguf(folder: Path, path: Path, factors: Any) -> Path:
     """A tiny llama folder as a GGUF file: rows of q and k in pairs, as such files keep them."""
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-             "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-             "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
     heads = {"attn_q": COMMON["num_attention_heads"], "attn_k": COMMON["num_key_value_heads"]}
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(COMMON["num_hidden_layers"])

@@ -49,8 +49,9 @@ def test_input_05_ids_are_taken_as_they_are(real: Real, gemma: LLM) -> None:
 
 def test_len_02_prompts_around_the_context_length(smol: LLM) -> None:
     length = smol.info.max_model_len
-    [output] = smol.generate({"prompt_token_ids": [100] * (length - 1)}, SamplingParams(max_tokens=None),
-                             use_tqdm=False)
+    [output] = smol.generate(
+        {"prompt_token_ids": [100] * (length - 1)}, SamplingParams(max_tokens=None), use_tqdm=False
+    )
     assert len(output.outputs[0].token_ids) == 1 and output.outputs[0].finish_reason == "length"
     for count in (length, length + 1):
         with pytest.raises(ValueError, match=str(count)):
@@ -68,8 +69,9 @@ def test_len_06_a_prompt_far_too_long(real: Real) -> None:
 def test_len_07_tokens_are_counted_exactly(real: Real, count: int) -> None:
     body: dict[str, Any] = {"model": NAME, "prompt": "Count:", "max_tokens": count, "temperature": 0}
     whole = real.client.completions.create(**body, extra_body={"ignore_eos": True})
-    *_, last = real.client.completions.create(**body, extra_body={"ignore_eos": True}, stream=True,
-                                              stream_options={"include_usage": True})
+    *_, last = real.client.completions.create(
+        **body, extra_body={"ignore_eos": True}, stream=True, stream_options={"include_usage": True}
+    )
     assert whole.usage.completion_tokens == last.usage.completion_tokens == count
     assert whole.choices[0].finish_reason == "length"
 
@@ -77,14 +79,20 @@ def test_len_07_tokens_are_counted_exactly(real: Real, count: int) -> None:
 def test_len_04_answers_without_a_limit(smol: LLM, real: Real) -> None:
     assert real.complete("Count:", ignore_eos=True)["usage"]["completion_tokens"] == 16
     ids = [100] * (smol.info.max_model_len - 12)
-    [output] = smol.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=None, ignore_eos=True),
-                             use_tqdm=False)
+    [output] = smol.generate(
+        {"prompt_token_ids": ids}, SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
+    )
     assert len(output.outputs[0].token_ids) == 12 and output.outputs[0].finish_reason == "length"
 
 
 def test_usage_01_usage_of_a_stream(real: Real) -> None:
-    body: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3,
-                            "temperature": 0, "stream": True}
+    body: dict[str, Any] = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 3,
+        "temperature": 0,
+        "stream": True,
+    }
     *earlier, last = list(real.client.chat.completions.create(**body, stream_options={"include_usage": True}))
     assert last.choices == [] and last.usage.completion_tokens == 3
     assert last.usage.total_tokens == last.usage.prompt_tokens + 3
@@ -99,8 +107,7 @@ def test_usage_03_cached_tokens_of_a_batch(real: Real) -> None:
     prompts = ["The quick brown fox jumps over the lazy dog and " * 3, "Pack my box with five dozen liquor jugs. " * 3]
     for prompt in prompts:
         real.complete(prompt, max_tokens=1)
-    one = [real.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
-           for prompt in prompts]
+    one = [real.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] for prompt in prompts]
     both = real.complete(prompts, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert all(one) and both == sum(one)
 
@@ -109,8 +116,13 @@ def test_usage_03_cached_tokens_of_a_batch(real: Real) -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_abort_01_a_client_that_goes_away(real: Real, path: str, stream: bool) -> None:
     idle, before = real.number("vllm:kv_cache_usage_perc"), real.number("vllm:generation_tokens_total")
-    body = {"prompt": "Tell", "messages": [{"role": "user", "content": "Tell"}], "max_tokens": 900,
-            "ignore_eos": True, "stream": stream}
+    body = {
+        "prompt": "Tell",
+        "messages": [{"role": "user", "content": "Tell"}],
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "stream": stream,
+    }
     del body["messages" if path == "/v1/completions" else "prompt"]
     with real.http.stream("POST", path, json=body) if stream else _sent(real, path, body):
         until(lambda: real.number("vllm:num_requests_running") == 1)
@@ -127,6 +139,9 @@ def _sent(real: Real, path: str, body: dict[str, Any]) -> Any:
     host, port = real.url.removeprefix("http://").split(":")
     raw = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)))
-    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                       f"Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n".encode()
+        + raw
+    )
     return contextlib.closing(connection)

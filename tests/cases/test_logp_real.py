@@ -39,8 +39,9 @@ def test_logp_02_prompt_scores_know_no_sampling(real: Real) -> None:
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_logp_04_echo_scores_equal_transformers(real: Real, oracle: Any, max_tokens: int) -> None:
     prompt = "The capital of France is Paris"
-    answer = real.client.completions.create(model=NAME, prompt=prompt, echo=True, logprobs=1, max_tokens=max_tokens,
-                                            temperature=0)
+    answer = real.client.completions.create(
+        model=NAME, prompt=prompt, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
+    )
     found = answer.choices[0].logprobs
     ids = real.tokens(prompt)
     logits = oracle(ids)
@@ -50,13 +51,14 @@ def test_logp_04_echo_scores_equal_transformers(real: Real, oracle: Any, max_tok
     expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
     assert len(found.tokens) == len(found.token_logprobs) == answer.usage.prompt_tokens + max_tokens == len(ids)
     assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
-    np.testing.assert_allclose(found.token_logprobs[1:], [expected[i, ids[i + 1]] for i in range(len(ids) - 1)],
-                               atol=1e-3, rtol=0)
+    np.testing.assert_allclose(
+        found.token_logprobs[1:], [expected[i, ids[i + 1]] for i in range(len(ids) - 1)], atol=1e-3, rtol=0
+    )
     for i, top in enumerate(found.top_logprobs[1:]):
         assert max(top.values()) == pytest.approx(expected[i].max(), abs=1e-3)
     assert answer.choices[0].text.startswith(prompt)
     ends = real.tokens(" Paris")
-    assert ids[-1 - max_tokens:][:1] == ends, "the loglikelihood of the last word is that of its token"
+    assert ids[-1 - max_tokens :][:1] == ends, "the loglikelihood of the last word is that of its token"
     at = len(ids) - max_tokens - 1
     assert sum(found.token_logprobs[at : at + 1]) == pytest.approx(expected[at - 1, ends[0]], abs=1e-3)
 
@@ -64,7 +66,8 @@ def test_logp_04_echo_scores_equal_transformers(real: Real, oracle: Any, max_tok
 def test_logp_08_bytes_of_tokens_make_the_text(scripted: Real) -> None:
     for stream in (False, True):
         answer: Any = scripted.client.chat.completions.create(
-            model=NAME, messages=[{"role": "user", "content": "Say it"}], logprobs=True, stream=stream)
+            model=NAME, messages=[{"role": "user", "content": "Say it"}], logprobs=True, stream=stream
+        )
         choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
         entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
         assert bytes(byte for entry in entries for byte in entry.bytes).decode("utf-8") == SAID
@@ -77,8 +80,13 @@ def test_logp_14_held_text_loses_no_entries(real: Real) -> None:
     stop = plain[9:20] + "~"
     body: dict[str, Any] = {"max_tokens": 20, "logprobs": True, "top_logprobs": 2, "stop": [stop]}
     whole = real.chat(prompt, **body)
-    streamed = [entry for chunk in real.client.chat.completions.create(
-        model=NAME, messages=prompt, temperature=0, stream=True, **body)  # type: ignore[call-overload]
-        if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    streamed = [
+        entry
+        for chunk in real.client.chat.completions.create(
+            model=NAME, messages=prompt, temperature=0, stream=True, **body
+        )  # type: ignore[call-overload]
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
     assert len(streamed) == whole["usage"]["completion_tokens"] == 20
     assert [entry.model_dump() for entry in streamed] == whole["choices"][0]["logprobs"]["content"]

@@ -16,8 +16,14 @@ from tests.cases.conftest import EOS, LINE_BREAK, SAID_IDS
 from tests.cases.real import Real
 from tests.cases.successor import write_successor
 
-PROMPTS = ("Paris Paris Paris", "The capital of France is", "one two one two one", "Hello, hello, hello,",
-           "a b c a b c a b", "the the the the")
+PROMPTS = (
+    "Paris Paris Paris",
+    "The capital of France is",
+    "one two one two one",
+    "Hello, hello, hello,",
+    "a b c a b c a b",
+    "the the the the",
+)
 STORY = "Once upon a time there was a little girl who"
 
 
@@ -103,12 +109,14 @@ def test_sample_10_bad_words_without_tokens(real: Real, word: str, status: int) 
 def test_sample_11_no_end_before_min_tokens(tmp_path: Path) -> None:
     """Two ends in the generation config, a third as stop token; each is pushed by a bias."""
     ends, stop = (17, 19), 23
-    model = write_successor(tmp_path, (LINE_BREAK, *SAID_IDS, 40, 41, 42), realmodels.smollm2_hf(),
-                            generation={"eos_token_id": list(ends)})
+    model = write_successor(
+        tmp_path, (LINE_BREAK, *SAID_IDS, 40, 41, 42), realmodels.smollm2_hf(), generation={"eos_token_id": list(ends)}
+    )
     with LLM(str(model), kv_cache_memory_bytes="8MiB") as llm:
         for pushed in (*ends, stop):
-            params = SamplingParams(temperature=0, max_tokens=12, min_tokens=5, stop_token_ids=[stop],
-                                    logit_bias={pushed: 100.0})
+            params = SamplingParams(
+                temperature=0, max_tokens=12, min_tokens=5, stop_token_ids=[stop], logit_bias={pushed: 100.0}
+            )
             [output] = llm.generate({"prompt_token_ids": [LINE_BREAK]}, params, use_tqdm=False)
             ids = list(output.outputs[0].token_ids)
             assert ids[:5] == list(SAID_IDS[:5]) and ids[5:] == [pushed], (pushed, ids)
@@ -127,8 +135,9 @@ def test_sample_13_top_k(real: Real) -> None:
 
 @pytest.mark.parametrize("top_k", [0, -1, 1])
 def test_sample_13_top_k_of_the_generation_config(tmp_path: Path, top_k: int) -> None:
-    model = write_successor(tmp_path, (LINE_BREAK, *SAID_IDS, EOS), realmodels.smollm2_hf(),
-                            generation={"top_k": top_k, "temperature": 1.0})
+    model = write_successor(
+        tmp_path, (LINE_BREAK, *SAID_IDS, EOS), realmodels.smollm2_hf(), generation={"top_k": top_k, "temperature": 1.0}
+    )
     with LLM(str(model), kv_cache_memory_bytes="8MiB") as llm:
         assert llm.get_default_sampling_params().top_k == max(top_k, 0)
 
@@ -147,8 +156,9 @@ def test_sample_17_ids_that_the_tokenizer_does_not_know(tmp_path: Path) -> None:
     padding = list(range(49152, 49152 + 64))
     with LLM(str(model), kv_cache_memory_bytes="8MiB", max_model_len=512) as llm:
         for allowed in (None, padding):
-            params = SamplingParams(temperature=2.0, seed=1, max_tokens=200, ignore_eos=True, logprobs=2,
-                                    allowed_token_ids=allowed)
+            params = SamplingParams(
+                temperature=2.0, seed=1, max_tokens=200, ignore_eos=True, logprobs=2, allowed_token_ids=allowed
+            )
             [output] = llm.generate({"prompt_token_ids": [LINE_BREAK]}, params, use_tqdm=False)
             ids = list(output.outputs[0].token_ids)
             assert len(ids) == 200 and (allowed is None or output.outputs[0].text == "")

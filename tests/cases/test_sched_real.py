@@ -45,8 +45,9 @@ def test_sched_05_a_prompt_longer_than_a_step_without_chunks(model: str) -> None
     with LLM(model, enable_chunked_prefill=False, **options) as llm:
         assert "64" in outcome(llm, 100)
     with LLM(model, **options) as llm:
-        [output] = llm.generate({"prompt_token_ids": [LINE_BREAK] * 100}, SamplingParams(temperature=0, max_tokens=50),
-                                use_tqdm=False)
+        [output] = llm.generate(
+            {"prompt_token_ids": [LINE_BREAK] * 100}, SamplingParams(temperature=0, max_tokens=50), use_tqdm=False
+        )
         assert output.outputs[0].text == SAID
 
 
@@ -62,8 +63,16 @@ def test_sched_07_more_requests_than_memory(model: str) -> None:
 
 def test_sched_08_two_requests_with_one_id(real: Real) -> None:
     def ask(_: int) -> Any:
-        return real.http.post("/v1/chat/completions", headers={"X-Request-Id": "id"}, json={
-            "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 16, "request_id": "id"})
+        return real.http.post(
+            "/v1/chat/completions",
+            headers={"X-Request-Id": "id"},
+            json={
+                "messages": [{"role": "user", "content": "Hello"}],
+                "temperature": 0,
+                "max_tokens": 16,
+                "request_id": "id",
+            },
+        )
 
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(ask, range(2)))

@@ -42,8 +42,15 @@ def test_seed_04_choices_of_a_stream(real: Real) -> None:
     whole = real.chat(messages, n=2, temperature=1, seed=5, max_tokens=12)["choices"]
     parts: dict[int, str] = {0: "", 1: ""}
     ends = []
-    for chunk in real.client.chat.completions.create(model=NAME, messages=messages, n=2, temperature=1,  # type: ignore
-                                                     seed=5, max_tokens=12, stream=True):
+    for chunk in real.client.chat.completions.create(
+        model=NAME,
+        messages=messages,
+        n=2,
+        temperature=1,  # type: ignore
+        seed=5,
+        max_tokens=12,
+        stream=True,
+    ):
         for choice in chunk.choices:
             parts[choice.index] += choice.delta.content or ""
             ends += [choice.index] if choice.finish_reason else []

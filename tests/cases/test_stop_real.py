@@ -45,8 +45,9 @@ def test_stop_02_no_part_of_a_long_stop_string_is_streamed(
     stop = inside(baseline, first, last)
     expected = baseline[0][: baseline[0].index(stop)]
     shown, finish = "", []
-    for chunk in real.client.completions.create(model=NAME, prompt=PROMPT, temperature=0, max_tokens=24, stop=[stop],
-                                                stream=True):
+    for chunk in real.client.completions.create(
+        model=NAME, prompt=PROMPT, temperature=0, max_tokens=24, stop=[stop], stream=True
+    ):
         shown += chunk.choices[0].text
         assert expected.startswith(shown), "a part of the stop string was sent"
         finish += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
@@ -58,8 +59,9 @@ def test_stop_05_what_is_shown_of_a_stop(real: Real, baseline: tuple[str, list[s
     at = next(i for i in range(6, 20) if tokens[i] not in tokens[:i])
     [token] = real.tokens(tokens[at])
     for shown, end in ((False, starts[at]), (True, starts[at] + len(tokens[at]))):
-        choice = real.complete(PROMPT, max_tokens=24, stop_token_ids=[token],
-                               include_stop_str_in_output=shown)["choices"][0]
+        choice = real.complete(PROMPT, max_tokens=24, stop_token_ids=[token], include_stop_str_in_output=shown)[
+            "choices"
+        ][0]
         assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:end], "stop", token)
     stop = inside(baseline, 4, 7)
     choice = real.complete(PROMPT, max_tokens=24, stop=[stop], include_stop_str_in_output=True)["choices"][0]
@@ -71,8 +73,9 @@ def test_stop_05_end_of_sequence_has_no_reason(scripted: Real) -> None:
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (SAID, "stop", None)
 
 
-def test_stop_07_a_stop_on_the_last_token(real: Real, scripted: Real, baseline: tuple[str, list[str], list[int]]
-                                          ) -> None:
+def test_stop_07_a_stop_on_the_last_token(
+    real: Real, scripted: Real, baseline: tuple[str, list[str], list[int]]
+) -> None:
     text, tokens, starts = baseline
     at = next(i for i in range(5, 20) if len(tokens[i]) > 2 and tokens[i] not in text[: starts[i]])
     choice = real.complete(PROMPT, max_tokens=at + 1, stop=[tokens[at]])["choices"][0]
@@ -85,12 +88,17 @@ def test_stop_07_a_stop_on_the_last_token(real: Real, scripted: Real, baseline: 
 def test_stop_08_characters_of_several_tokens_stream_whole(scripted: Real) -> None:
     whole = scripted.client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "Say it"}])
     assert whole.choices[0].message.content == SAID
-    with scripted.http.stream("POST", "/v1/chat/completions", json={
-            "messages": [{"role": "user", "content": "Say it"}], "stream": True}) as response:
+    with scripted.http.stream(
+        "POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": "Say it"}], "stream": True}
+    ) as response:
         raw = response.read()
     assert b"\xef\xbf\xbd" not in raw and "\\ufffd" not in raw.decode("utf-8")
-    shown = [chunk.choices[0].delta.content or "" for chunk in scripted.client.chat.completions.create(
-        model=NAME, messages=[{"role": "user", "content": "Say it"}], stream=True)]
+    shown = [
+        chunk.choices[0].delta.content or ""
+        for chunk in scripted.client.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": "Say it"}], stream=True
+        )
+    ]
     assert "".join(shown) == SAID and not any("\ufffd" in part for part in shown)
     assert shown.count("🙂") == 1, "one character comes in one piece"
 
@@ -102,15 +110,24 @@ def test_stop_10_spaces_are_kept(gemma: LLM) -> None:
     assert "The sky is" + output.outputs[0].text == tokenizer.decode(ids)
     for text in ("a    b", " lead"):
         tail = tokenizer.encode(text, add_special_tokens=False)
-        forced = [gemma.generate({"prompt_token_ids": [*tokenizer.encode("x"), *tail[:i]]}, SamplingParams(
-            temperature=0, max_tokens=1, allowed_token_ids=[tail[i]]), use_tqdm=False)[0].outputs[0].text
-            for i in range(len(tail))]
+        forced = [
+            gemma.generate(
+                {"prompt_token_ids": [*tokenizer.encode("x"), *tail[:i]]},
+                SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=[tail[i]]),
+                use_tqdm=False,
+            )[0]
+            .outputs[0]
+            .text
+            for i in range(len(tail))
+        ]
         assert "".join(forced) == text
 
 
 def test_stop_10_runs_of_spaces_in_a_stream(scripted: Real) -> None:
-    parts = [chunk.choices[0].text for chunk in scripted.client.completions.create(
-        model=NAME, prompt=[LINE_BREAK], max_tokens=50, stream=True)]
+    parts = [
+        chunk.choices[0].text
+        for chunk in scripted.client.completions.create(model=NAME, prompt=[LINE_BREAK], max_tokens=50, stream=True)
+    ]
     assert "".join(parts) == SAID and SAID.endswith("    b")
 
 
@@ -125,12 +142,14 @@ def test_stop_14_echo_in_a_stream(real: Real) -> None:
     assert all(parts[0].startswith(PROMPT) for parts in shown.values())
 
 
-def test_stop_15_text_with_a_stop_string_that_never_comes(real: Real, baseline: tuple[str, list[str], list[int]]
-                                                          ) -> None:
+def test_stop_15_text_with_a_stop_string_that_never_comes(
+    real: Real, baseline: tuple[str, list[str], list[int]]
+) -> None:
     stop = "\n\n\n\n"
     tokens, shown = 0, ""
-    for chunk in real.client.completions.create(model=NAME, prompt=PROMPT, temperature=0, max_tokens=24, stop=[stop],
-                                                logprobs=0, stream=True):
+    for chunk in real.client.completions.create(
+        model=NAME, prompt=PROMPT, temperature=0, max_tokens=24, stop=[stop], logprobs=0, stream=True
+    ):
         if chunk.choices[0].logprobs is not None:
             tokens += len(chunk.choices[0].logprobs.tokens or ())
         shown += chunk.choices[0].text

@@ -16,16 +16,30 @@ CONFIG, SHARD = b'{"architectures": ["LlamaForCausalLM"]}', b"weights"
 
 REPOSITORIES: dict[str, dict[str, bytes]] = {
     "org/plain": {
-        "config.json": CONFIG, "tokenizer.json": b"{}", "chat_template.jinja": b"{{ x }}", "README.md": b"readme",
-        "model-00001-of-00001.safetensors": SHARD, "model.safetensors.index.json": b"{}", "pytorch_model.bin": b"old",
-        "consolidated.safetensors": b"copy", "optimizer.bin": b"state", "onnx/model.safetensors": b"onnx",
+        "config.json": CONFIG,
+        "tokenizer.json": b"{}",
+        "chat_template.jinja": b"{{ x }}",
+        "README.md": b"readme",
+        "model-00001-of-00001.safetensors": SHARD,
+        "model.safetensors.index.json": b"{}",
+        "pytorch_model.bin": b"old",
+        "consolidated.safetensors": b"copy",
+        "optimizer.bin": b"state",
+        "onnx/model.safetensors": b"onnx",
     },
     "org/old": {
-        "config.json": CONFIG, "pytorch_model.bin": b"old", "tokenizer.model": b"spm", "training_args.bin": b"x",
+        "config.json": CONFIG,
+        "pytorch_model.bin": b"old",
+        "tokenizer.model": b"spm",
+        "training_args.bin": b"x",
     },
     "org/several-gguf": {
-        "m-Q8_0.gguf": b"eight", "m-Q4_K_M.gguf": b"four", "m-Q4_K_S.gguf": b"small", "mmproj-m-Q8_0.gguf": b"image",
-        "sub/m-BF16.gguf": b"sixteen", "config.json": CONFIG,
+        "m-Q8_0.gguf": b"eight",
+        "m-Q4_K_M.gguf": b"four",
+        "m-Q4_K_S.gguf": b"small",
+        "mmproj-m-Q8_0.gguf": b"image",
+        "sub/m-BF16.gguf": b"sixteen",
+        "config.json": CONFIG,
     },
     "org/odd-gguf": {"a-IQ2_XS.gguf": b"a", "b-IQ3_S.gguf": b"b"},
     "org/nothing": {"README.md": b"readme"},
@@ -98,8 +112,12 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _api(self, repo: str, files: dict[str, bytes], rest: list[str]) -> None:
         if rest[:1] == ["tree"]:
-            return self._json([{"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
-                               for name, content in files.items()])
+            return self._json(
+                [
+                    {"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
+                    for name, content in files.items()
+                ]
+            )
         if rest[:1] == ["revision"] and rest[1] not in ("main", COMMIT):
             return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         return self._json({"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})

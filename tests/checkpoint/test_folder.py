@@ -105,12 +105,18 @@ def test_missing_shard(sharded: Path) -> None:
         open_checkpoint(sharded)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda index: index.pop("weight_map"), "has no weight_map"),
-    (lambda index: index["weight_map"].update(x=3), "has no weight_map"),
-    (lambda index: index["weight_map"].update(x="../config.json"), "names '../config.json', which is not a file"),
-    (lambda index: index["weight_map"].update(x=sorted(index["weight_map"].values())[0]), "tensor 'x' is in model-"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: index.pop("weight_map"), "has no weight_map"),
+        (lambda index: index["weight_map"].update(x=3), "has no weight_map"),
+        (lambda index: index["weight_map"].update(x="../config.json"), "names '../config.json', which is not a file"),
+        (
+            lambda index: index["weight_map"].update(x=sorted(index["weight_map"].values())[0]),
+            "tensor 'x' is in model-",
+        ),
+    ],
+)
 def test_broken_index(sharded: Path, change: object, message: str) -> None:
     path = sharded / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -127,9 +133,14 @@ def test_truncated_weights_name_the_file(llama: Path) -> None:
         open_checkpoint(llama)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ("{oops", "config.json is not JSON"), ("[1]", "must hold a JSON object, not list"), ("\x00", "is not JSON"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{oops", "config.json is not JSON"),
+        ("[1]", "must hold a JSON object, not list"),
+        ("\x00", "is not JSON"),
+    ],
+)
 def test_config_that_is_no_json_object(llama: Path, content: str, message: str) -> None:
     (llama / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
@@ -177,10 +188,15 @@ def test_text_model_of_gemma_3_with_images(tmp_path: Path, prefix: str) -> None:
     arrays = {prefix + name.removeprefix("model."): t.numpy() for name, t in state.items()}
     images = {"vision_tower.x": np.ones(2, np.float32), "multi_modal_projector.y": np.ones(2, np.float32)}
     safetensors.numpy.save_file({**arrays, **images}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({
-        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
-        "text_config": {"hidden_size": 32, "num_hidden_layers": 2, "sliding_window": 512},
-    }))
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "eos_token_id": [1, 106],
+                "text_config": {"hidden_size": 32, "num_hidden_layers": 2, "sliding_window": 512},
+            }
+        )
+    )
     with open_checkpoint(tmp_path) as checkpoint:
         _check_equal(checkpoint, state)
         config = checkpoint.config

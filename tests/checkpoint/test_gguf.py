@@ -26,20 +26,28 @@ def _arrays() -> dict[str, np.ndarray]:
     """Tensors of a one-layer llama under GGUF names."""
     rng = np.random.default_rng(0)
     shapes = {
-        "token_embd.weight": (VOCABULARY, HIDDEN), "output.weight": (VOCABULARY, HIDDEN),
+        "token_embd.weight": (VOCABULARY, HIDDEN),
+        "output.weight": (VOCABULARY, HIDDEN),
         "output_norm.weight": (HIDDEN,),
-        "blk.0.attn_norm.weight": (HIDDEN,), "blk.0.ffn_norm.weight": (HIDDEN,),
-        "blk.0.attn_q.weight": (HEADS * HEAD_DIM, HIDDEN), "blk.0.attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-        "blk.0.attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN), "blk.0.attn_output.weight": (HIDDEN, HEADS * HEAD_DIM),
-        "blk.0.ffn_gate.weight": (INNER, HIDDEN), "blk.0.ffn_up.weight": (INNER, HIDDEN),
+        "blk.0.attn_norm.weight": (HIDDEN,),
+        "blk.0.ffn_norm.weight": (HIDDEN,),
+        "blk.0.attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
+        "blk.0.attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "blk.0.attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "blk.0.attn_output.weight": (HIDDEN, HEADS * HEAD_DIM),
+        "blk.0.ffn_gate.weight": (INNER, HIDDEN),
+        "blk.0.ffn_up.weight": (INNER, HIDDEN),
         "blk.0.ffn_down.weight": (HIDDEN, INNER),
     }
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
 def _write(
-    path: Path, arrays: dict[str, np.ndarray], architecture: str = "llama",
-    more: Callable[[gguf.GGUFWriter], None] | None = None, kinds: dict[str, str] | None = None,
+    path: Path,
+    arrays: dict[str, np.ndarray],
+    architecture: str = "llama",
+    more: Callable[[gguf.GGUFWriter], None] | None = None,
+    kinds: dict[str, str] | None = None,
 ) -> Path:
     """`kinds` name the block formats of tensors whose arrays are bytes already."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -72,10 +80,13 @@ def sound(tmp_path: Path) -> Path:
 # -- values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ours", "theirs", "shift"), [
-    (smollm2_gguf, smollm2_hf, 0.0),
-    (gemma_gguf, gemma_hf, 1.0),
-])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shift"),
+    [
+        (smollm2_gguf, smollm2_hf, 0.0),
+        (gemma_gguf, gemma_hf, 1.0),
+    ],
+)
 def test_real_files_equal_what_transformers_reads(
     ours: Callable[[], Path], theirs: Callable[[], Path], shift: float
 ) -> None:
@@ -180,11 +191,20 @@ def test_names_and_unknown_tensors(tmp_path: Path) -> None:
     layer = "model.layers.0."
     with open_checkpoint(_write(tmp_path / "m.gguf", arrays)) as checkpoint:
         assert checkpoint.names() == {
-            "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", layer + "input_layernorm.weight",
-            layer + "post_attention_layernorm.weight", layer + "self_attn.q_proj.weight",
-            layer + "self_attn.k_proj.weight", layer + "self_attn.v_proj.weight", layer + "self_attn.o_proj.weight",
-            layer + "mlp.gate_proj.weight", layer + "mlp.up_proj.weight", layer + "mlp.down_proj.weight",
-            "blk.0.attn_sinks.weight", "odd",
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+            "lm_head.weight",
+            layer + "input_layernorm.weight",
+            layer + "post_attention_layernorm.weight",
+            layer + "self_attn.q_proj.weight",
+            layer + "self_attn.k_proj.weight",
+            layer + "self_attn.v_proj.weight",
+            layer + "self_attn.o_proj.weight",
+            layer + "mlp.gate_proj.weight",
+            layer + "mlp.up_proj.weight",
+            layer + "mlp.down_proj.weight",
+            "blk.0.attn_sinks.weight",
+            "odd",
         }
 
 
@@ -192,11 +212,22 @@ def test_config(sound: Path) -> None:
     with open_checkpoint(sound) as checkpoint:
         assert checkpoint.generation_config == {}
         assert checkpoint.config == {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
-            "intermediate_size": INNER, "num_hidden_layers": 1, "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rms_norm_eps": float(np.float32(1e-5)),
-            "max_position_embeddings": 256, "vocab_size": VOCABULARY, "tie_word_embeddings": False,
-            "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": 1,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "rms_norm_eps": float(np.float32(1e-5)),
+            "max_position_embeddings": 256,
+            "vocab_size": VOCABULARY,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_theta": 10000.0,
             "rope_scaling": None,
         }
 
@@ -234,7 +265,10 @@ def test_special_ids_and_sampling(tmp_path: Path) -> None:
     with open_checkpoint(_write(tmp_path / "m.gguf", _arrays(), more=more)) as checkpoint:
         assert (checkpoint.config["bos_token_id"], checkpoint.config["eos_token_id"]) == (1, 7)
         assert checkpoint.generation_config == {
-            "eos_token_id": [7, 9], "temperature": 0.5, "top_k": 20, "do_sample": True,
+            "eos_token_id": [7, 9],
+            "temperature": 0.5,
+            "top_k": 20,
+            "do_sample": True,
         }
 
 
@@ -257,7 +291,9 @@ def test_rope_scaling(tmp_path: Path) -> None:
     assert found[0]["rope_theta"] == 500000.0
     assert found[0]["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert found[1]["rope_scaling"] == {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
     }
     assert found[2]["rope_scaling"] is None and found[2]["partial_rotary_factor"] == 0.5
 
@@ -280,8 +316,13 @@ def test_gemma_3(tmp_path: Path) -> None:
         writer.add_rope_scaling_factor(8.0)
 
     vector = np.ones(HIDDEN, np.float32)
-    arrays = {**_arrays(), "blk.0.post_attention_norm.weight": vector * 2, "blk.0.post_ffw_norm.weight": vector * 3,
-              "blk.0.attn_q_norm.weight": vector[:HEAD_DIM], "blk.0.attn_k_norm.weight": vector[:HEAD_DIM]}
+    arrays = {
+        **_arrays(),
+        "blk.0.post_attention_norm.weight": vector * 2,
+        "blk.0.post_ffw_norm.weight": vector * 3,
+        "blk.0.attn_q_norm.weight": vector[:HEAD_DIM],
+        "blk.0.attn_k_norm.weight": vector[:HEAD_DIM],
+    }
     arrays["blk.0.ffn_norm.weight"] = vector * 4
     layer = "model.layers.0."
     with open_checkpoint(_write(tmp_path / "m.gguf", arrays, "gemma3", more)) as checkpoint:
@@ -339,8 +380,15 @@ def _info(name: bytes, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
     return _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
-def _file(pairs: list[bytes], infos: list[bytes], data: int, *, start: bytes = b"GGUF", version: int = 3,
-          counts: tuple[int, int] | None = None) -> bytes:
+def _file(
+    pairs: list[bytes],
+    infos: list[bytes],
+    data: int,
+    *,
+    start: bytes = b"GGUF",
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
     tensors, values = counts or (len(infos), len(pairs))
     head = start + struct.pack("<IQQ", version, tensors, values) + b"".join(pairs) + b"".join(infos)
     return head + bytes(-len(head) % 32) + bytes(data)
@@ -357,50 +405,60 @@ def test_the_broken_files_below_differ_from_a_sound_one(tmp_path: Path, version:
     metadata, tensors = read_gguf(path)
     assert metadata == {"general.architecture": "llama"}
     assert {n: (t.kind, t.shape, t.data.nbytes) for n, t in tensors.items()} == {
-        "a": ("F32", (8,), 32), "b": ("Q4_0", (2, 32), 36),
+        "a": ("F32", (8,), 32),
+        "b": ("Q4_0", (2, 32), 36),
     }
 
 
 HUGE = struct.pack("<IQ", 8, 1 << 61)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "is empty"),
-    (b"GG", "is not a GGUF file: it starts with b'GG'"),
-    (_file([NAME], [A], 32, start=b"GGML"), "is not a GGUF file: it starts with b'GGML'"),
-    (_file([NAME], [A], 32, version=1), "has GGUF version 1; versions 2 and 3"),
-    (_file([NAME], [A], 32, version=99), "has GGUF version 99; versions 2 and 3"),
-    (_file([NAME], [A], 32, version=3 << 24), "is a big-endian GGUF file"),
-    (b"GGUF\x03\x00\x00\x00\x01", "ends inside its header"),
-    (_file([NAME], [A, B], 67), "tensor 'b' ends at byte 68 of the data, which has 67 bytes"),
-    (_file([NAME], [A], 0), "tensor 'a' ends at byte 32"),
-    (_file([NAME], [], 0, counts=(1 << 60, 1)), "announces 1,152,921,504,606,846,976 tensors"),
-    (_file([NAME], [], 0, counts=(0, 1 << 60)), "announces 1,152,921,504,606,846,976 metadata entries"),
-    (_file([NAME], [A], 32, counts=(2, 1)), "broken|ends|shorter"),
-    (_file([_pair(b"k", 9, HUGE)], [], 64), "announces 2,305,843,009,213,693,952 strings in 'k'"),
-    (_file([_pair(b"k", 9, struct.pack("<IQ", 4, 1 << 61))], [], 64), "ends inside its header"),
-    (_file([_pair(b"k", 9, struct.pack("<IQQ", 8, 2, 1 << 62))], [], 64), "in the strings of 'k'"),
-    (_file([_pair(b"k", 9, struct.pack("<IQ", 9, 1))], [], 64), "'k' has arrays of arrays"),
-    (_file([_pair(b"k", 77, b"")], [], 64), "'k' has values of type 77"),
-    (_file([struct.pack("<Q", 1 << 62)], [], 64), "ends inside its header"),
-    (_file([NAME, NAME], [A], 32), "metadata has 'general.architecture' twice"),
-    (_file([NAME], [A, A], 32), "it has the tensor 'a' twice"),
-    (_file([_pair(b"\xff", 0, b"1")], [], 0), "a metadata key is not UTF-8"),
-    (_file([_pair(b"k", 8, _text(b"\xff"))], [], 0), "the value of 'k' is not UTF-8"),
-    (_file([_pair(b"k", 9, struct.pack("<IQ", 8, 2) + _text(b"x") + _text(b"\xc3"))], [], 0), "entry 1 of 'k' is not"),
-    (_file([NAME], [_info(b"\xfe", (8,), 0, 0)], 32), "a tensor's name is not UTF-8"),
-    (_file([NAME], [_info(b"a", (8,), 10, 0)], 32), "tensor 'a' has the type Q2_K, which cannot be read; readable are"),
-    (_file([NAME], [_info(b"a", (8,), 999, 0)], 32), "tensor 'a' has the type number 999"),
-    (_file([NAME], [_info(b"a", (), 0, 0)], 32), "tensor 'a' has 0 dimensions"),
-    (_file([NAME], [_info(b"a", (1,) * 5, 0, 0)], 32), "tensor 'a' has 5 dimensions"),
-    (_file([NAME], [_info(b"a", (1 << 62, 1 << 62), 0, 0)], 32), "shorter than its header says: tensor 'a'"),
-    (_file([NAME], [_info(b"a", (33,), 2, 0)], 32), "rows of 33 elements, not a multiple of 32"),
-    (_file([NAME], [_info(b"a", (8,), 0, 8)], 64), "offset 8 of tensor 'a' is not a multiple of 32"),
-    (_file([NAME], [A, _info(b"b", (8,), 0, 0)], 64), "tensors 'a' and 'b' overlap"),
-    (_file([_pair(b"general.alignment", 4, struct.pack("<I", 0))], [A], 32), "general.alignment is 0"),
-    (_file([_pair(b"general.alignment", 4, struct.pack("<I", 48))], [A], 32), "general.alignment is 48"),
-    (_file([_pair(b"general.alignment", 8, _text(b"x"))], [A], 32), "general.alignment is 'x'"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"GG", "is not a GGUF file: it starts with b'GG'"),
+        (_file([NAME], [A], 32, start=b"GGML"), "is not a GGUF file: it starts with b'GGML'"),
+        (_file([NAME], [A], 32, version=1), "has GGUF version 1; versions 2 and 3"),
+        (_file([NAME], [A], 32, version=99), "has GGUF version 99; versions 2 and 3"),
+        (_file([NAME], [A], 32, version=3 << 24), "is a big-endian GGUF file"),
+        (b"GGUF\x03\x00\x00\x00\x01", "ends inside its header"),
+        (_file([NAME], [A, B], 67), "tensor 'b' ends at byte 68 of the data, which has 67 bytes"),
+        (_file([NAME], [A], 0), "tensor 'a' ends at byte 32"),
+        (_file([NAME], [], 0, counts=(1 << 60, 1)), "announces 1,152,921,504,606,846,976 tensors"),
+        (_file([NAME], [], 0, counts=(0, 1 << 60)), "announces 1,152,921,504,606,846,976 metadata entries"),
+        (_file([NAME], [A], 32, counts=(2, 1)), "broken|ends|shorter"),
+        (_file([_pair(b"k", 9, HUGE)], [], 64), "announces 2,305,843,009,213,693,952 strings in 'k'"),
+        (_file([_pair(b"k", 9, struct.pack("<IQ", 4, 1 << 61))], [], 64), "ends inside its header"),
+        (_file([_pair(b"k", 9, struct.pack("<IQQ", 8, 2, 1 << 62))], [], 64), "in the strings of 'k'"),
+        (_file([_pair(b"k", 9, struct.pack("<IQ", 9, 1))], [], 64), "'k' has arrays of arrays"),
+        (_file([_pair(b"k", 77, b"")], [], 64), "'k' has values of type 77"),
+        (_file([struct.pack("<Q", 1 << 62)], [], 64), "ends inside its header"),
+        (_file([NAME, NAME], [A], 32), "metadata has 'general.architecture' twice"),
+        (_file([NAME], [A, A], 32), "it has the tensor 'a' twice"),
+        (_file([_pair(b"\xff", 0, b"1")], [], 0), "a metadata key is not UTF-8"),
+        (_file([_pair(b"k", 8, _text(b"\xff"))], [], 0), "the value of 'k' is not UTF-8"),
+        (
+            _file([_pair(b"k", 9, struct.pack("<IQ", 8, 2) + _text(b"x") + _text(b"\xc3"))], [], 0),
+            "entry 1 of 'k' is not",
+        ),
+        (_file([NAME], [_info(b"\xfe", (8,), 0, 0)], 32), "a tensor's name is not UTF-8"),
+        (
+            _file([NAME], [_info(b"a", (8,), 10, 0)], 32),
+            "tensor 'a' has the type Q2_K, which cannot be read; readable are",
+        ),
+        (_file([NAME], [_info(b"a", (8,), 999, 0)], 32), "tensor 'a' has the type number 999"),
+        (_file([NAME], [_info(b"a", (), 0, 0)], 32), "tensor 'a' has 0 dimensions"),
+        (_file([NAME], [_info(b"a", (1,) * 5, 0, 0)], 32), "tensor 'a' has 5 dimensions"),
+        (_file([NAME], [_info(b"a", (1 << 62, 1 << 62), 0, 0)], 32), "shorter than its header says: tensor 'a'"),
+        (_file([NAME], [_info(b"a", (33,), 2, 0)], 32), "rows of 33 elements, not a multiple of 32"),
+        (_file([NAME], [_info(b"a", (8,), 0, 8)], 64), "offset 8 of tensor 'a' is not a multiple of 32"),
+        (_file([NAME], [A, _info(b"b", (8,), 0, 0)], 64), "tensors 'a' and 'b' overlap"),
+        (_file([_pair(b"general.alignment", 4, struct.pack("<I", 0))], [A], 32), "general.alignment is 0"),
+        (_file([_pair(b"general.alignment", 4, struct.pack("<I", 48))], [A], 32), "general.alignment is 48"),
+        (_file([_pair(b"general.alignment", 8, _text(b"x"))], [A], 32), "general.alignment is 'x'"),
+    ],
+)
 def test_broken_files_name_file_and_cause(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
@@ -409,14 +467,26 @@ def test_broken_files_name_file_and_cause(tmp_path: Path, content: bytes, messag
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("key", [
-    "general.architecture", "llama.block_count", "llama.embedding_length", "llama.feed_forward_length",
-    "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon", "llama.context_length",
-])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general.architecture",
+        "llama.block_count",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+        "llama.attention.layer_norm_rms_epsilon",
+        "llama.context_length",
+    ],
+)
 def test_missing_and_wrong_metadata(sound: Path, key: str) -> None:
     content = sound.read_bytes()
-    assert content.count(key.encode() + b"\x04") + content.count(key.encode() + b"\x06") + content.count(
-        key.encode() + b"\x08") == 1
+    assert (
+        content.count(key.encode() + b"\x04")
+        + content.count(key.encode() + b"\x06")
+        + content.count(key.encode() + b"\x08")
+        == 1
+    )
     sound.write_bytes(content.replace(key.encode(), key[:-1].encode() + b"?"))
     with pytest.raises(CheckpointError, match=f"{re.escape(key)}. is missing"):
         open_checkpoint(sound)
@@ -425,10 +495,14 @@ def test_missing_and_wrong_metadata(sound: Path, key: str) -> None:
 @pytest.mark.parametrize("value", [0, [1, 2], -1, "4", 4.5])
 def test_wrong_metadata(tmp_path: Path, value: Any) -> None:
     """A file whose number of heads is something else."""
+
     def more(writer: gguf.GGUFWriter) -> None:
         del writer.kv_data[0]["llama.attention.head_count"]
         add: Callable[[str, Any], None] = {
-            int: writer.add_int32, list: writer.add_array, str: writer.add_string, float: writer.add_float32,
+            int: writer.add_int32,
+            list: writer.add_array,
+            str: writer.add_string,
+            float: writer.add_float32,
         }[type(value)]
         add("llama.attention.head_count", value)
 

@@ -57,17 +57,32 @@ def _locate(home: Path, endpoint: str, *calls: tuple[str, dict[str, Any]], **env
     """What `locate` gives for each (model, options)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(calls), str(home / "cache")], capture_output=True, text=True,
-        cwd=home, timeout=60, check=True,
-        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1",
-             "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+        [sys.executable, "-c", PROGRAM, json.dumps(calls), str(home / "cache")],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        timeout=60,
+        check=True,
+        env={
+            **kept,
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(home / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            **environment,
+        },
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_only_what_is_needed_is_downloaded(hub: FakeHub, tmp_path: Path) -> None:
     found = _locate(
-        tmp_path, hub.url, ("org/plain", {}), ("org/old", {}), ("https://huggingface.co/org/plain", {}),
+        tmp_path,
+        hub.url,
+        ("org/plain", {}),
+        ("org/old", {}),
+        ("https://huggingface.co/org/plain", {}),
         ("org/plain", {"weights": False, "download_dir": str(tmp_path / "elsewhere")}),
     )
     texts = ["chat_template.jinja", "config.json", "model.safetensors.index.json", "tokenizer.json"]
@@ -84,8 +99,16 @@ def test_only_what_is_needed_is_downloaded(hub: FakeHub, tmp_path: Path) -> None
 def test_gguf_repositories(hub: FakeHub, tmp_path: Path) -> None:
     repo = "org/several-gguf"
     found = _locate(
-        tmp_path, hub.url, (repo, {}), (f"{repo}:q8_0", {}), (f"{repo}:Q4_K_S", {}), (f"{repo}/sub/m-BF16.gguf", {}),
-        (f"{repo}:Q2_K", {}), (f"{repo}/other.gguf", {}), ("org/odd-gguf", {}), ("org/nothing", {}),
+        tmp_path,
+        hub.url,
+        (repo, {}),
+        (f"{repo}:q8_0", {}),
+        (f"{repo}:Q4_K_S", {}),
+        (f"{repo}/sub/m-BF16.gguf", {}),
+        (f"{repo}:Q2_K", {}),
+        (f"{repo}/other.gguf", {}),
+        ("org/odd-gguf", {}),
+        ("org/nothing", {}),
         ("org/plain/m.gguf", {}),
     )
     assert [Path(f["path"]).read_bytes() for f in found[:4]] == [b"four", b"eight", b"small", b"sixteen"]
@@ -93,8 +116,9 @@ def test_gguf_repositories(hub: FakeHub, tmp_path: Path) -> None:
     names = "Name one of its files as org/name/FILE: m-Q4_K_M.gguf, m-Q4_K_S.gguf, m-Q8_0.gguf, sub/m-BF16.gguf."
     assert found[4]["error"] == f"{repo} has no GGUF file of the kind Q2_K. {names}"
     assert found[5]["error"] == f"{repo} has no file 'other.gguf'. {names}"
-    assert found[6]["error"] == ("org/odd-gguf has several GGUF files. Name one of its files as org/name/FILE: "
-                                 "a-IQ2_XS.gguf, b-IQ3_S.gguf.")
+    assert found[6]["error"] == (
+        "org/odd-gguf has several GGUF files. Name one of its files as org/name/FILE: a-IQ2_XS.gguf, b-IQ3_S.gguf."
+    )
     assert found[7]["error"].startswith("org/nothing has no safetensors, .bin or .gguf weights.")
     assert "It has no .gguf files at all" in found[8]["error"]
 
@@ -103,7 +127,11 @@ def test_errors_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "plane").mkdir()
     absent, revision, gated, accepted = _locate(
-        tmp_path, hub.url, ("org/plain2", {}), ("org/plain", {"revision": "v9"}), ("org/gated", {}),
+        tmp_path,
+        hub.url,
+        ("org/plain2", {}),
+        ("org/plain", {"revision": "v9"}),
+        ("org/gated", {}),
         ("org/gated", {"hf_token": "accepted"}),
     )
     assert absent["error"] == (
@@ -111,8 +139,10 @@ def test_errors_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
         f"names: org/plain. Check the name; for a private model set HF_TOKEN."
     )
     assert revision["error"].startswith("org/plain has no revision 'v9'. See ")
-    assert gated["error"] == (f"org/gated is gated: accept its licence at {hub.url}/org/gated, then set HF_TOKEN (or "
-                              f"--hf-token) to a token of that account.")
+    assert gated["error"] == (
+        f"org/gated is gated: accept its licence at {hub.url}/org/gated, then set HF_TOKEN (or "
+        f"--hf-token) to a token of that account."
+    )
     assert accepted["files"] == ["config.json", "model.safetensors"]
     assert "Bearer accepted" in hub.tokens
 
@@ -158,18 +188,24 @@ def test_paths_and_alias(tmp_path: Path) -> None:
     assert locate("smollm2", cache_dir=file.parent) == file
 
 
-@pytest.mark.parametrize(("model", "message"), [
-    ("{}/smol-hg", "no file or folder '{}/smol-hg' (near: {}/smol-hf)"),
-    ("{}/absent/m.gguf", "no file or folder '{}/absent/m.gguf' ({}/absent does not exist either)"),
-    ("./org/name", "no file or folder './org/name'"),
-    ("m.gguf", "no file or folder 'm.gguf'"),
-    ("dir/m.gguf", "no file or folder 'dir/m.gguf'"),
-    ("a/b/c", "no file or folder 'a/b/c'"),
-    ("smolm2", "not an alias (smollm2), and not a Hugging Face name, which reads org/name (near: the alias smollm2)"),
-    ("", "'' is not a file or folder here"),
-    ("./" + "x" * 5000, "cannot be looked up: File name too long"),
-    ("~nobody-of-that-name/m", "cannot be looked up: Could not determine home directory"),
-])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{}/smol-hg", "no file or folder '{}/smol-hg' (near: {}/smol-hf)"),
+        ("{}/absent/m.gguf", "no file or folder '{}/absent/m.gguf' ({}/absent does not exist either)"),
+        ("./org/name", "no file or folder './org/name'"),
+        ("m.gguf", "no file or folder 'm.gguf'"),
+        ("dir/m.gguf", "no file or folder 'dir/m.gguf'"),
+        ("a/b/c", "no file or folder 'a/b/c'"),
+        (
+            "smolm2",
+            "not an alias (smollm2), and not a Hugging Face name, which reads org/name (near: the alias smollm2)",
+        ),
+        ("", "'' is not a file or folder here"),
+        ("./" + "x" * 5000, "cannot be looked up: File name too long"),
+        ("~nobody-of-that-name/m", "cannot be looked up: Could not determine home directory"),
+    ],
+)
 def test_what_is_not_there(tmp_path: Path, model: str, message: str) -> None:
     (tmp_path / "smol-hf").mkdir()
     with pytest.raises(CheckpointError) as caught:
@@ -183,6 +219,11 @@ def test_the_hub_library_is_not_imported_without_need(tmp_path: Path) -> None:
         f"locate({str(tmp_path)!r}, cache_dir=Path()); "
         "print([m for m in ('huggingface_hub', 'torch', 'transformers', 'safetensors') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     assert done.stdout.strip() == "[]"

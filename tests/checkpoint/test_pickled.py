@@ -53,10 +53,18 @@ def test_shards_and_safetensors_first(tmp_path: Path) -> None:
 
 def test_parts_of_storages_parameters_and_other_types(tmp_path: Path) -> None:
     base = torch.arange(24, dtype=torch.float16).reshape(6, 4)
-    torch.save({
-        "state_dict": {"rows": base[2:4], "again": base, "parameter": torch.nn.Parameter(torch.ones(3)),
-                       "ids": torch.arange(3), "one": torch.zeros(1, 4).T.contiguous().T}
-    }, tmp_path / "m.bin")
+    torch.save(
+        {
+            "state_dict": {
+                "rows": base[2:4],
+                "again": base,
+                "parameter": torch.nn.Parameter(torch.ones(3)),
+                "ids": torch.arange(3),
+                "one": torch.zeros(1, 4).T.contiguous().T,
+            }
+        },
+        tmp_path / "m.bin",
+    )
     read = read_bin(tmp_path / "m.bin")
     assert read["rows"].shape == (2, 4) and read["rows"].data.view(np.float16).tolist() == list(range(8, 16))
     assert read["again"].data.view(np.float16).tolist() == list(range(24))
@@ -107,8 +115,15 @@ def test_pickle_that_runs_code(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def _pickle(*, kind: str = "FloatStorage", key: str = "0", offset: str = "I0\n", shape: str = "(I4\nt",
-            stride: str = "(I1\nt", function: str = "ctorch._utils\n_rebuild_tensor_v2\n") -> bytes:
+def _pickle(
+    *,
+    kind: str = "FloatStorage",
+    key: str = "0",
+    offset: str = "I0\n",
+    shape: str = "(I4\nt",
+    stride: str = "(I1\nt",
+    function: str = "ctorch._utils\n_rebuild_tensor_v2\n",
+) -> bytes:
     """{"w": tensor} in the text opcodes, with parts to be replaced."""
     storage = f"(S'storage'\nctorch\n{kind}\nS'{key}'\nS'cpu'\nI4\ntQ"
     return f"(dS'w'\n{function}({storage}{offset}{shape}{stride}I00\nNtRs.".encode()
@@ -120,26 +135,29 @@ def test_the_broken_pickles_below_differ_from_a_sound_one(tmp_path: Path) -> Non
     assert tensor.shape == (4,) and tensor.data.view(np.float32).tolist() == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (_pickle(kind="QUInt8Storage"), r"holds more than tensors \(torch.QUInt8Storage\)"),
-    (_pickle(function="cbuiltins\neval\n"), r"holds more than tensors \(builtins.eval\)"),
-    (_pickle(function="cnumpy.core.multiarray\nscalar\n"), "holds more than tensors"),
-    (_pickle(key="9"), "it has no data for the storage"),
-    (_pickle(shape="(I17\nt"), "'w' needs 68 bytes from byte 0, but its storage has 64"),
-    (_pickle(offset="I13\n"), "'w' needs 16 bytes from byte 52, but its storage has 64"),
-    (_pickle(offset="I-1\n"), "'w' has the size -1"),
-    (_pickle(shape="(I-4\nt"), "'w' has the size -4"),
-    (_pickle(shape="(S'4'\nt"), "'w' has the size '4'"),
-    (_pickle(shape="I4\n"), "'w' has no shape"),
-    (_pickle(shape="(I2000000000\nI2000000000\nt", stride="(I0\nI0\nt"), "but its storage has 64"),
-    (b"(dS'w'\nI5\ns.", "'w' is not a tensor but int"),
-    (b"I5\n.", "holds a int, not a dictionary"),
-    (b"(dS'w'\n", "broken pickle"),
-    (b"", "broken pickle"),
-    (b"\x80\x04r\xff\xff\xff\x7f.", "impossible memo index"),
-    (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "broken pickle"),
-    (b"ctorch._utils\n_rebuild_tensor_v2\n(N(dS'__code__'\nI1\nstb.", "broken pickle"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_pickle(kind="QUInt8Storage"), r"holds more than tensors \(torch.QUInt8Storage\)"),
+        (_pickle(function="cbuiltins\neval\n"), r"holds more than tensors \(builtins.eval\)"),
+        (_pickle(function="cnumpy.core.multiarray\nscalar\n"), "holds more than tensors"),
+        (_pickle(key="9"), "it has no data for the storage"),
+        (_pickle(shape="(I17\nt"), "'w' needs 68 bytes from byte 0, but its storage has 64"),
+        (_pickle(offset="I13\n"), "'w' needs 16 bytes from byte 52, but its storage has 64"),
+        (_pickle(offset="I-1\n"), "'w' has the size -1"),
+        (_pickle(shape="(I-4\nt"), "'w' has the size -4"),
+        (_pickle(shape="(S'4'\nt"), "'w' has the size '4'"),
+        (_pickle(shape="I4\n"), "'w' has no shape"),
+        (_pickle(shape="(I2000000000\nI2000000000\nt", stride="(I0\nI0\nt"), "but its storage has 64"),
+        (b"(dS'w'\nI5\ns.", "'w' is not a tensor but int"),
+        (b"I5\n.", "holds a int, not a dictionary"),
+        (b"(dS'w'\n", "broken pickle"),
+        (b"", "broken pickle"),
+        (b"\x80\x04r\xff\xff\xff\x7f.", "impossible memo index"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "broken pickle"),
+        (b"ctorch._utils\n_rebuild_tensor_v2\n(N(dS'__code__'\nI1\nstb.", "broken pickle"),
+    ],
+)
 def test_broken_pickles(tmp_path: Path, text: bytes, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         read_bin(_archive(tmp_path / "m.bin", text))

@@ -49,28 +49,31 @@ def test_the_broken_files_below_differ_from_a_sound_one(tmp_path: Path) -> None:
     assert set(read_safetensors(_write(tmp_path / "x", SOUND, bytes(16)))) == {"a", "b"}
 
 
-@pytest.mark.parametrize(("header", "data", "length", "message"), [
-    (SOUND, bytes(15), None, "tensor 'b' ends at byte 16 of the data, which has 15 bytes"),
-    (SOUND, bytes(17), None, "1 bytes that belong to no tensor"),
-    (SOUND, bytes(16), 1 << 62, "announces a header of 4,611,686,018,427,387,904 bytes"),
-    (SOUND, bytes(16), 10_000, "shorter than its header"),
-    (b"{", b"", None, "its header is not JSON"),
-    (b"[" * 100_000, b"", None, "its header is not JSON"),
-    (b'{"\xff": 1}', b"", None, "its header is not JSON"),
-    (b"[]", b"", None, "not a JSON object"),
-    (b'{"a": %s, "a": %s}' % ((json.dumps(SOUND["a"]).encode(),) * 2), bytes(8), None, "has 'a' twice"),
-    ({"a": _entry(0, 8, [2]), "b": _entry(4, 12, [2])}, bytes(12), None, "tensors 'a' and 'b' overlap"),
-    ({"a": _entry(0, 8, [3])}, bytes(8), None, r"type F32 and shape \[3\] does not fit its offsets \[0, 8\)"),
-    ({"a": _entry(0, 8, [-2])}, bytes(8), None, "tensor 'a' has the size -2"),
-    ({"a": _entry(0, 8, [2.0])}, bytes(8), None, "tensor 'a' has the size 2.0"),
-    ({"a": _entry(0, 8, [True, 2])}, bytes(8), None, "tensor 'a' has the size True"),
-    ({"a": _entry(0, 8, [1 << 40, 1 << 40])}, bytes(8), None, "does not fit its offsets"),
-    ({"a": _entry(8, 0, [2])}, bytes(8), None, "does not fit its offsets"),
-    ({"a": _entry(0, 8, [2], "F31")}, bytes(8), None, "tensor 'a' has the type 'F31'; known are F64"),
-    ({"a": {"dtype": "F32"}}, b"", None, "the entry of tensor 'a' is incomplete"),
-    ({"a": 5}, b"", None, "the entry of tensor 'a' is incomplete"),
-    ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}}, b"", None, "tensor 'a' is incomplete"),
-])
+@pytest.mark.parametrize(
+    ("header", "data", "length", "message"),
+    [
+        (SOUND, bytes(15), None, "tensor 'b' ends at byte 16 of the data, which has 15 bytes"),
+        (SOUND, bytes(17), None, "1 bytes that belong to no tensor"),
+        (SOUND, bytes(16), 1 << 62, "announces a header of 4,611,686,018,427,387,904 bytes"),
+        (SOUND, bytes(16), 10_000, "shorter than its header"),
+        (b"{", b"", None, "its header is not JSON"),
+        (b"[" * 100_000, b"", None, "its header is not JSON"),
+        (b'{"\xff": 1}', b"", None, "its header is not JSON"),
+        (b"[]", b"", None, "not a JSON object"),
+        (b'{"a": %s, "a": %s}' % ((json.dumps(SOUND["a"]).encode(),) * 2), bytes(8), None, "has 'a' twice"),
+        ({"a": _entry(0, 8, [2]), "b": _entry(4, 12, [2])}, bytes(12), None, "tensors 'a' and 'b' overlap"),
+        ({"a": _entry(0, 8, [3])}, bytes(8), None, r"type F32 and shape \[3\] does not fit its offsets \[0, 8\)"),
+        ({"a": _entry(0, 8, [-2])}, bytes(8), None, "tensor 'a' has the size -2"),
+        ({"a": _entry(0, 8, [2.0])}, bytes(8), None, "tensor 'a' has the size 2.0"),
+        ({"a": _entry(0, 8, [True, 2])}, bytes(8), None, "tensor 'a' has the size True"),
+        ({"a": _entry(0, 8, [1 << 40, 1 << 40])}, bytes(8), None, "does not fit its offsets"),
+        ({"a": _entry(8, 0, [2])}, bytes(8), None, "does not fit its offsets"),
+        ({"a": _entry(0, 8, [2], "F31")}, bytes(8), None, "tensor 'a' has the type 'F31'; known are F64"),
+        ({"a": {"dtype": "F32"}}, b"", None, "the entry of tensor 'a' is incomplete"),
+        ({"a": 5}, b"", None, "the entry of tensor 'a' is incomplete"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}}, b"", None, "tensor 'a' is incomplete"),
+    ],
+)
 def test_broken_files_name_file_and_cause(
     tmp_path: Path, header: Any, data: bytes, length: int | None, message: str
 ) -> None:
@@ -80,11 +83,14 @@ def test_broken_files_name_file_and_cause(
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "is empty"),
-    (b"abc", "shorter than its header"),
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS pointer"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"abc", "shorter than its header"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS pointer"),
+    ],
+)
 def test_files_that_are_something_else(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "m").write_bytes(content)
     with pytest.raises(CheckpointError, match=message):

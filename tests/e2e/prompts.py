@@ -9,7 +9,7 @@ _LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
-    "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n",
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
     "Q: What is the boiling point of water at sea level?\nA:",
     "1, 1, 2, 3, 5, 8, 13,",
     "Liebe Grüße aus München! Heute ist das Wetter",
@@ -22,7 +22,7 @@ PROMPTS = (
     "The quick brown fox jumps over the lazy dog. " * 6,
     "Dear Sir or Madam,\n\nI am writing to",
     "In 1969, humans first",
-    "{\"name\": \"Ada\", \"born\": 1815, \"known for\":",
+    '{"name": "Ada", "born": 1815, "known for":',
     "List three uses of a paperclip:\n1.",
     "A",
     _LICENSE[200:4200],

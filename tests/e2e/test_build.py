@@ -40,8 +40,12 @@ def test_start_up_says_what_was_decided(llama: Path) -> None:
     built = build(EngineConfig(model=str(llama), max_num_seqs=4))
     text = "\n".join(built.info.notes)
     for part in (
-        "LlamaForCausalLM, 3 layers", "F32 weights", "activations float32 because the weights are not quantized",
-        "context 512 tokens, up to 4 sequences", "KV cache", "ready in",
+        "LlamaForCausalLM, 3 layers",
+        "F32 weights",
+        "activations float32 because the weights are not quantized",
+        "context 512 tokens, up to 4 sequences",
+        "KV cache",
+        "ready in",
     ):
         assert part in text
     built.engine.close()

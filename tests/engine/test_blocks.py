@@ -90,8 +90,14 @@ def test_a_table_slides_and_tells_news_once() -> None:
 
 
 def test_digests_depend_on_history_salt_adapter_and_owner() -> None:
-    roots = [chain_root(0, "", None), chain_root(1, "", None), chain_root(0, "1", None), chain_root(0, "", 1),
-             chain_root(0, "", 2), chain_root(1, "1", None)]
+    roots = [
+        chain_root(0, "", None),
+        chain_root(1, "", None),
+        chain_root(0, "1", None),
+        chain_root(0, "", 1),
+        chain_root(0, "", 2),
+        chain_root(1, "1", None),
+    ]
     digests = [block_digest(root, [1, 2]) for root in roots] + [block_digest(roots[0], [2, 1])]
     digests.append(block_digest(digests[0], [1, 2]))
     assert len(set(roots + digests)) == len(roots) + len(digests)

@@ -119,8 +119,9 @@ class Simulated:
     def __init__(self) -> None:
         self.now = 0.0
         executor = FakeExecutor(FakeModel(answer=lambda request, choice, out: len(out) % 40), step_fault=self.spend)
-        self.engine: Engine = engine_of(executor=executor, clock=lambda: self.now, max_num_batched_tokens=8192,
-                                        max_model_len=8000, blocks=(2000,))
+        self.engine: Engine = engine_of(
+            executor=executor, clock=lambda: self.now, max_num_batched_tokens=8192, max_model_len=8000, blocks=(2000,)
+        )
 
     def spend(self, members: list[Member]) -> None:
         self.now += 0.020

@@ -94,9 +94,7 @@ def test_random_prompts_with_random_heads(caching: bool) -> None:
     model = FakeModel()
     engine = engine_of(model, enable_prefix_caching=caching, max_model_len=100, blocks=(60,), depth=2)
     heads = [[rng.randrange(3) for _ in range(rng.randrange(40))] for _ in range(12)]
-    wanted = [
-        request(f"r{i}", rng.choice(heads)[: rng.randrange(1, 41)] + [rng.randrange(3)], 4) for i in range(300)
-    ]
+    wanted = [request(f"r{i}", rng.choice(heads)[: rng.randrange(1, 41)] + [rng.randrange(3)], 4) for i in range(300)]
     out = drive(engine, wanted)
     for each in wanted:
         assert out.tokens[each.id, 0] == model.continuation(each)

@@ -16,8 +16,13 @@ def engine_of(model: FakeModel | None = None, executor: FakeExecutor | None = No
     """16-token blocks, plenty of memory, steps that take no time."""
     executor = executor or FakeExecutor(model)
     sizes = {
-        "groups": executor.model.groups, "blocks": (200,), "max_num_seqs": 32, "max_num_batched_tokens": 512,
-        "max_model_len": 1024, "clock": lambda: 0.0, **changes,
+        "groups": executor.model.groups,
+        "blocks": (200,),
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 1024,
+        "clock": lambda: 0.0,
+        **changes,
     }
     return build_engine(executor, **sizes)  # type: ignore[arg-type]
 
@@ -219,8 +224,11 @@ def test_an_id_in_use_is_refused_until_its_request_ends() -> None:
 
 def test_other_nonsense_is_refused() -> None:
     engine = engine_of()
-    for bad, match in ((request("a", [], 3), "empty"), (request("a", range(1024), 3), "no room"),
-                       (request("a", range(3), 3, n=0), "n must be at least 1")):
+    for bad, match in (
+        (request("a", [], 3), "empty"),
+        (request("a", range(1024), 3), "no room"),
+        (request("a", range(3), 3, n=0), "n must be at least 1"),
+    ):
         with pytest.raises(ValueError, match=match):
             engine.add(bad)
     assert engine.idle

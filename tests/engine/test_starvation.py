@@ -18,8 +18,10 @@ def test_two_hundred_requests_with_memory_for_three(depth: int) -> None:
     rng = random.Random(1)
     model = FakeModel()
     engine = engine_of(model, blocks=(24,), depth=depth)
-    wanted = [request(f"r{i}", [rng.randrange(50) for _ in range(rng.randrange(5, 90))], rng.randrange(1, 60))
-              for i in range(200)]
+    wanted = [
+        request(f"r{i}", [rng.randrange(50) for _ in range(rng.randrange(5, 90))], rng.randrange(1, 60))
+        for i in range(200)
+    ]
     out = drive(engine, wanted)
     for each in wanted:
         assert out.tokens[each.id, 0] == model.continuation(each)
@@ -60,10 +62,15 @@ def test_the_youngest_is_preempted_first() -> None:
 
 def test_priority_is_served_first_and_preempted_last() -> None:
     def order_of(policy: str) -> list[str]:
-        engine = engine_of(FakeModel(answer=lambda request, choice, out: len(out)), blocks=(12,), max_num_seqs=2,
-                           policy=policy)
-        return [name for name, _ in drive(engine, [
-            request(f"r{i}", range(i, i + 16), 100, arrival=i, priority=5 - i) for i in range(4)]).finish]
+        engine = engine_of(
+            FakeModel(answer=lambda request, choice, out: len(out)), blocks=(12,), max_num_seqs=2, policy=policy
+        )
+        return [
+            name
+            for name, _ in drive(
+                engine, [request(f"r{i}", range(i, i + 16), 100, arrival=i, priority=5 - i) for i in range(4)]
+            ).finish
+        ]
 
     assert order_of("fcfs") == ["r0", "r1", "r2", "r3"]
     assert order_of("priority") == ["r3", "r2", "r1", "r0"]
@@ -95,8 +102,12 @@ def test_a_budget_smaller_than_the_batch_takes_turns() -> None:
 
 
 def test_little_memory_is_wasted() -> None:
-    engine = engine_of(FakeModel(answer=lambda request, choice, out: len(out)), blocks=(3000,), max_num_seqs=100,
-                       max_num_batched_tokens=8192)
+    engine = engine_of(
+        FakeModel(answer=lambda request, choice, out: len(out)),
+        blocks=(3000,),
+        max_num_seqs=100,
+        max_num_batched_tokens=8192,
+    )
     rng = random.Random(3)
     for i in range(100):
         engine.add(request(f"r{i}", [rng.randrange(1000) for _ in range(rng.randrange(370, 400))], 60))

@@ -30,10 +30,12 @@ SETTINGS = {
     "adapters": Case(0, adapters=3),
     "failing steps": Case(0, step_faults=0.05, blocks=30),
     "failing rows": Case(0, row_faults=0.2, blocks=30),
-    "everything": Case(0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1, adapters=3,
-                       by_priority=True),
-    "everything with drafts": Case(0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1,
-                                   drafts=2),
+    "everything": Case(
+        0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1, adapters=3, by_priority=True
+    ),
+    "everything with drafts": Case(
+        0, groups=WINDOWED, blocks=20, aborts=0.05, step_faults=0.02, row_faults=0.1, drafts=2
+    ),
 }
 
 
@@ -46,10 +48,18 @@ def test_equals_the_sequential_answer(name: str, depth: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    seed=st.integers(0, 1 << 30), groups=st.sampled_from([(FULL,), WINDOWED, TWO_WINDOWS]),
-    blocks=st.integers(14, 70), budget=st.integers(1, 40), slots=st.integers(1, 9), depth=st.integers(1, 3),
-    drafts=st.integers(0, 4), caching=st.booleans(), aborts=st.sampled_from([0.0, 0.2]),
-    step_faults=st.sampled_from([0.0, 0.05]), row_faults=st.sampled_from([0.0, 0.2]), by_priority=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    groups=st.sampled_from([(FULL,), WINDOWED, TWO_WINDOWS]),
+    blocks=st.integers(14, 70),
+    budget=st.integers(1, 40),
+    slots=st.integers(1, 9),
+    depth=st.integers(1, 3),
+    drafts=st.integers(0, 4),
+    caching=st.booleans(),
+    aborts=st.sampled_from([0.0, 0.2]),
+    step_faults=st.sampled_from([0.0, 0.05]),
+    row_faults=st.sampled_from([0.0, 0.2]),
+    by_priority=st.booleans(),
     requests=st.integers(1, 12),
 )
 def test_any_mixture(**fields: object) -> None:

@@ -67,14 +67,23 @@ class Outcome:
 
 
 def request(
-    name: str, prompt: list[int] | range | tuple[int, ...], max_tokens: int, *, n: int = 1, **fields: object,
+    name: str,
+    prompt: list[int] | range | tuple[int, ...],
+    max_tokens: int,
+    *,
+    n: int = 1,
+    **fields: object,
 ) -> Request:
     """A request with the defaults tests want; sampling fields are recognised by name."""
     own = {key: fields.pop(key) for key in list(fields) if key in SamplingParams.__struct_fields__}
     fields.setdefault("seed", 7)
     return Request(
-        id=name, prompt=tuple(prompt), sampling=SamplingParams(max_tokens=max(1, max_tokens), **own),  # type: ignore[arg-type]
-        max_tokens=max_tokens, n=n, **fields,  # type: ignore[arg-type]
+        id=name,
+        prompt=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max(1, max_tokens), **own),  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        n=n,
+        **fields,  # type: ignore[arg-type]
     )
 
 
@@ -121,14 +130,26 @@ def draw_requests(case: Case, rng: random.Random) -> list[Request]:
         n = rng.choice((1, 1, 1, 2, 5))
         max_tokens = rng.randrange(1, case.outputs)
         scored = rng.random() < 0.15
-        requests.append(request(
-            f"r{i}", prompt, max_tokens, n=n, seed=rng.randrange(3), arrival=i, priority=rng.randrange(3),
-            eos_ids=(3,) if rng.random() < 0.5 else (), stop_ids=(5, 6) if rng.random() < 0.3 else (),
-            masked_ids=(3, 5, 6), min_tokens=rng.randrange(0, max_tokens + 1) if rng.random() < 0.3 else 0,
-            salt=rng.choice(("", "", "s")), adapter=rng.randrange(case.adapters + 1),
-            logprobs=2 if rng.random() < 0.2 else None, prompt_logprobs=1 if scored else None,
-            read_prefix_cache=not scored and rng.random() < 0.9,
-        ))
+        requests.append(
+            request(
+                f"r{i}",
+                prompt,
+                max_tokens,
+                n=n,
+                seed=rng.randrange(3),
+                arrival=i,
+                priority=rng.randrange(3),
+                eos_ids=(3,) if rng.random() < 0.5 else (),
+                stop_ids=(5, 6) if rng.random() < 0.3 else (),
+                masked_ids=(3, 5, 6),
+                min_tokens=rng.randrange(0, max_tokens + 1) if rng.random() < 0.3 else 0,
+                salt=rng.choice(("", "", "s")),
+                adapter=rng.randrange(case.adapters + 1),
+                logprobs=2 if rng.random() < 0.2 else None,
+                prompt_logprobs=1 if scored else None,
+                read_prefix_cache=not scored and rng.random() < 0.9,
+            )
+        )
     return requests
 
 
@@ -141,10 +162,18 @@ def make_engine(case: Case, rng: random.Random, executor: FakeExecutor) -> Engin
 
     drafter: Callable[[Sequence], list[int]] | None = guess if case.drafts else None
     engine = build_engine(
-        executor, groups=case.groups, blocks=(case.blocks,) * len(case.groups), block_size=SIZE,
-        max_num_seqs=case.slots, max_num_batched_tokens=case.budget, max_model_len=200,
-        enable_prefix_caching=case.caching, enable_chunked_prefill=case.chunking,
-        policy="priority" if case.by_priority else "fcfs", depth=case.depth, drafter=drafter,
+        executor,
+        groups=case.groups,
+        blocks=(case.blocks,) * len(case.groups),
+        block_size=SIZE,
+        max_num_seqs=case.slots,
+        max_num_batched_tokens=case.budget,
+        max_model_len=200,
+        enable_prefix_caching=case.caching,
+        enable_chunked_prefill=case.chunking,
+        policy="priority" if case.by_priority else "fcfs",
+        depth=case.depth,
+        drafter=drafter,
         limits=[Adapters(2)] if case.adapters else [],
     )
     for limit in engine.scheduler.limits:
@@ -194,8 +223,16 @@ def run(case: Case) -> Engine:
     return engine
 
 
-def compare(case: Case, out: Outcome, one: Request, choice: int, want: list[int], aborted: set[tuple[str, int | None]],
-            doomed: set[tuple[str, int]], model: FakeModel) -> None:
+def compare(
+    case: Case,
+    out: Outcome,
+    one: Request,
+    choice: int,
+    want: list[int],
+    aborted: set[tuple[str, int | None]],
+    doomed: set[tuple[str, int]],
+    model: FakeModel,
+) -> None:
     """One choice ended as it should, with the right tokens."""
     key = one.id, choice
     got, end = out.tokens.get(key, []), out.finish[key]

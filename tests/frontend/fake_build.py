@@ -63,8 +63,15 @@ class ScriptedEngine:
             for choice, at in list(done.items()):
                 done[choice] += 1
                 last = done[choice] == request.max_tokens
-                deltas.append(Delta(request.id, choice, start=at, tokens=[expected(request, choice)[at]],
-                                    finish="length" if last else None))
+                deltas.append(
+                    Delta(
+                        request.id,
+                        choice,
+                        start=at,
+                        tokens=[expected(request, choice)[at]],
+                        finish="length" if last else None,
+                    )
+                )
                 if last:
                     del done[choice]
             if not done:
@@ -87,8 +94,9 @@ class Scripted:
 
 def fast(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     on_progress("reading weights", 1, 3)
-    return Scripted(ScriptedEngine(), ModelInfo(model=config.model, max_model_len=config.max_model_len or 128,
-                                                vocab_size=1000))
+    return Scripted(
+        ScriptedEngine(), ModelInfo(model=config.model, max_model_len=config.max_model_len or 128, vocab_size=1000)
+    )
 
 
 def slow(config: EngineConfig, on_progress: OnProgress) -> Scripted:
@@ -112,6 +120,12 @@ def hanging(config: EngineConfig, on_progress: OnProgress) -> Scripted:
 def paged(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     """The real engine, short of memory, over a make-believe model."""
     groups = (KVGroup((0,)),)
-    engine = build_engine(FakeExecutor(FakeModel(groups)), groups=groups, blocks=(60,), max_num_seqs=16,
-                          max_num_batched_tokens=64, max_model_len=128)
+    engine = build_engine(
+        FakeExecutor(FakeModel(groups)),
+        groups=groups,
+        blocks=(60,),
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+    )
     return Scripted(engine, fast(config, on_progress).info)

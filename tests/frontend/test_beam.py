@@ -76,15 +76,20 @@ def test_the_early_end_changes_nothing(seed: int, penalty: float) -> None:
 
 
 def test_it_ends_early_where_nothing_can_change() -> None:
-    ended = [model for seed in range(8) if (model := Model(seed))
-             and run(model, BeamSearchParams(1, 40, length_penalty=0.0)) and len(model.steps) < 40]
+    ended = [
+        model
+        for seed in range(8)
+        if (model := Model(seed)) and run(model, BeamSearchParams(1, 40, length_penalty=0.0)) and len(model.steps) < 40
+    ]
     assert ended
 
 
 def test_wide_beams_find_the_best_sequence_of_all() -> None:
     params = BeamSearchParams(VOCAB**3, 3, ignore_eos=True)
-    best = max(itertools.product(range(VOCAB), repeat=3), key=lambda tokens: sum(
-        logprobs((3, 3, *tokens[:i]), 1)[token] for i, token in enumerate(tokens)))
+    best = max(
+        itertools.product(range(VOCAB), repeat=3),
+        key=lambda tokens: sum(logprobs((3, 3, *tokens[:i]), 1)[token] for i, token in enumerate(tokens)),
+    )
     beams = run(Model(1), params)
     assert beams[0].tokens == (3, 3, *best)
     assert beams[0].stop is None
@@ -97,7 +102,8 @@ def test_sequences_say_how_they_ended() -> None:
         search([one], Model(2).ask)
         found = one.sequences()
         assert {sequence.finish_reason for sequence in found} == {"stop"} | {
-            "length" for beam in one.done if beam.stop is None}
+            "length" for beam in one.done if beam.stop is None
+        }
         assert any(sequence.finish_reason == "stop" for sequence in found)
         for sequence in found:
             ended = sequence.finish_reason == "stop"

@@ -119,8 +119,10 @@ def test_a_hundred_streams_at_once(kind: str) -> None:
 def test_the_real_engine_short_of_memory(kind: str) -> None:
     async def main() -> None:
         async with started(kind, paged) as client:
-            asked = [request(f"r{i}", prompt=tuple(range(i % 5, 40 + i % 7)), max_tokens=20 + i % 9, n=1 + i % 3)
-                     for i in range(60)]
+            asked = [
+                request(f"r{i}", prompt=tuple(range(i % 5, 40 + i % 7)), max_tokens=20 + i % 9, n=1 + i % 3)
+                for i in range(60)
+            ]
             found = await asyncio.gather(*(tokens(client, one) for one in asked))
             for one, by_choice in zip(asked, found, strict=True):
                 assert by_choice == {choice: FakeModel().continuation(one, choice) for choice in range(one.n)}
@@ -248,7 +250,8 @@ def test_a_killed_process_ends_every_request() -> None:
             os.kill(client.pid, signal.SIGKILL)
             found = await asyncio.wait_for(asyncio.gather(*running), timeout=10)
             assert [[(d.finish, "SIGKILL" in (d.error or "")) for d in deltas] for deltas in found] == [
-                [("error", True)]] * 5
+                [("error", True)]
+            ] * 5
             assert client.status.state == "dead" and "SIGKILL" in client.status.reason
 
     asyncio.run(main())

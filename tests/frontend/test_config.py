@@ -42,7 +42,16 @@ def test_numbers_with_units() -> None:
     assert [count(text) for text in ("7", "1k", "1K", "25.6k", "2m", " 3 ")] == [7, 1000, 1024, 25600, 2_000_000, 3]
     assert [length(text) for text in ("auto", "-1", "AUTO", "4K")] == [-1, -1, -1, 4096]
     assert [size(text) for text in ("100", "2G", "2GiB", "2gib", "2Gi", "2GB", "2g", "512MiB", "1.5K")] == [
-        100, 2**31, 2**31, 2**31, 2**31, 2 * 10**9, 2 * 10**9, 2**29, 1536]
+        100,
+        2**31,
+        2**31,
+        2**31,
+        2**31,
+        2 * 10**9,
+        2 * 10**9,
+        2**29,
+        1536,
+    ]
     for wrong in ("", "k", "1.5", "four", "1kk", "0x10", "1e3"):
         with pytest.raises(ConfigError):
             count(wrong)
@@ -57,20 +66,83 @@ def test_the_command_line_without_flags_is_the_default() -> None:
 
 def test_flags_reach_their_fields() -> None:
     config = parse(
-        "--model", "m", "--served-model-name", "a", "b", "-q", "awq", "--max-model-len", "4K", "--max-num-seqs", "4",
-        "--max-num-batched-tokens", "1k", "--block-size", "32", "--kv-cache-dtype", "float32",
-        "--kv-cache-memory-bytes", "512MiB", "--gpu-memory-utilization", "0.5", "--no-enable-prefix-caching",
-        "--no-enable-chunked-prefill", "--seed", "3", "--scheduling-policy", "priority", "--override-generation-config",
-        '{"temperature": 0.5}', "--max-logprobs", "-1", "--api-key", "k1", "k2", "--host", "127.0.0.1", "--port", "0",
-        "--cpu-activations", "int16", "--threads", "2", "--device", "reference", "--depth", "2", "--trust-remote-code",
-        "--allowed-origins", '["http://a", "http://b"]')
+        "--model",
+        "m",
+        "--served-model-name",
+        "a",
+        "b",
+        "-q",
+        "awq",
+        "--max-model-len",
+        "4K",
+        "--max-num-seqs",
+        "4",
+        "--max-num-batched-tokens",
+        "1k",
+        "--block-size",
+        "32",
+        "--kv-cache-dtype",
+        "float32",
+        "--kv-cache-memory-bytes",
+        "512MiB",
+        "--gpu-memory-utilization",
+        "0.5",
+        "--no-enable-prefix-caching",
+        "--no-enable-chunked-prefill",
+        "--seed",
+        "3",
+        "--scheduling-policy",
+        "priority",
+        "--override-generation-config",
+        '{"temperature": 0.5}',
+        "--max-logprobs",
+        "-1",
+        "--api-key",
+        "k1",
+        "k2",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--cpu-activations",
+        "int16",
+        "--threads",
+        "2",
+        "--device",
+        "reference",
+        "--depth",
+        "2",
+        "--trust-remote-code",
+        "--allowed-origins",
+        '["http://a", "http://b"]',
+    )
     assert config == EngineConfig(
-        model="m", served_model_name=("a", "b"), quantization="awq", max_model_len=4096, max_num_seqs=4,
-        max_num_batched_tokens=1000, block_size=32, kv_cache_dtype="float32", kv_cache_memory_bytes=2**29,
-        gpu_memory_utilization=0.5, enable_prefix_caching=False, enable_chunked_prefill=False, seed=3,
-        scheduling_policy="priority", override_generation_config={"temperature": 0.5}, max_logprobs=-1,
-        api_key=("k1", "k2"), host="127.0.0.1", port=0, cpu_activations="int16", threads=2, device="reference", depth=2,
-        trust_remote_code=True, allowed_origins=("http://a", "http://b"))
+        model="m",
+        served_model_name=("a", "b"),
+        quantization="awq",
+        max_model_len=4096,
+        max_num_seqs=4,
+        max_num_batched_tokens=1000,
+        block_size=32,
+        kv_cache_dtype="float32",
+        kv_cache_memory_bytes=2**29,
+        gpu_memory_utilization=0.5,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=False,
+        seed=3,
+        scheduling_policy="priority",
+        override_generation_config={"temperature": 0.5},
+        max_logprobs=-1,
+        api_key=("k1", "k2"),
+        host="127.0.0.1",
+        port=0,
+        cpu_activations="int16",
+        threads=2,
+        device="reference",
+        depth=2,
+        trust_remote_code=True,
+        allowed_origins=("http://a", "http://b"),
+    )
 
 
 def test_a_small_step_runs_fewer_sequences() -> None:
@@ -80,8 +152,17 @@ def test_a_small_step_runs_fewer_sequences() -> None:
 
 
 def test_none_means_the_default() -> None:
-    assert EngineConfig.from_keywords(max_num_seqs=None, seed=None, dtype=None, served_model_name=None,
-                                      enable_prefix_caching=None, max_model_len=None) == EngineConfig()
+    assert (
+        EngineConfig.from_keywords(
+            max_num_seqs=None,
+            seed=None,
+            dtype=None,
+            served_model_name=None,
+            enable_prefix_caching=None,
+            max_model_len=None,
+        )
+        == EngineConfig()
+    )
 
 
 def test_every_field_has_help_and_a_flag() -> None:
@@ -94,38 +175,67 @@ def test_every_field_has_help_and_a_flag() -> None:
     assert "--tensor-parallel-size" not in text
 
 
-@pytest.mark.parametrize(("arguments", "text"), [
-    (("--max-model-len", "long"), "--max-model-len: 'long' is not a number"),
-    (("--max-model-len", "0"), "max_model_len must be at least 1"),
-    (("--kv-cache-memory-bytes", "lots"), "'lots' is not a size"),
-    (("--max-num-seqs", "0"), "max_num_seqs must be at least 1, got 0"),
-    (("--gpu-memory-utilization", "1.5"), "gpu_memory_utilization must be at most 1.0"),
-    (("--port", "70000"), "port must be at most 65535"),
-    (("--override-generation-config", "{"), "is not JSON"),
-    (("--override-generation-config", "[]"), "is not a JSON object"),
-    (("--kv-cache-dtype", "fp8"), "invalid choice: 'fp8'"),
-    (("--ssl-keyfile", "k"), "go together"),
-    (("--tensor-parallel-size", "2"), "tensor_parallel_size=2 cannot be used: .* one process"),
-    (("-tp", "2"), "tensor_parallel_size=2 cannot be used"),
-    (("-dp", "4"), "data_parallel_size=4 cannot be used"),
-    (("--enable-lora",), "LoRA adapters are not built yet"),
-    (("--enable-auto-tool-choice",), "Tool calls are not parsed yet"),
-    (("--tool-call-parser", "hermes"), "Tool calls are not parsed yet"),
-    (("--reasoning-parser", "qwen3"), "Reasoning is not parsed yet"),
-    (("--speculative-config", '{"method": "ngram"}'), "Speculative decoding is not built yet"),
-    (("--distributed-executor-backend", "ray"), "Ray"),
-    (("--cpu-offload-gb", "4"), "Leave it at 0"),
-    (("--nonsense", "1"), "unrecognized arguments: --nonsense"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--max-model-len", "long"), "--max-model-len: 'long' is not a number"),
+        (("--max-model-len", "0"), "max_model_len must be at least 1"),
+        (("--kv-cache-memory-bytes", "lots"), "'lots' is not a size"),
+        (("--max-num-seqs", "0"), "max_num_seqs must be at least 1, got 0"),
+        (("--gpu-memory-utilization", "1.5"), "gpu_memory_utilization must be at most 1.0"),
+        (("--port", "70000"), "port must be at most 65535"),
+        (("--override-generation-config", "{"), "is not JSON"),
+        (("--override-generation-config", "[]"), "is not a JSON object"),
+        (("--kv-cache-dtype", "fp8"), "invalid choice: 'fp8'"),
+        (("--ssl-keyfile", "k"), "go together"),
+        (("--tensor-parallel-size", "2"), "tensor_parallel_size=2 cannot be used: .* one process"),
+        (("-tp", "2"), "tensor_parallel_size=2 cannot be used"),
+        (("-dp", "4"), "data_parallel_size=4 cannot be used"),
+        (("--enable-lora",), "LoRA adapters are not built yet"),
+        (("--enable-auto-tool-choice",), "Tool calls are not parsed yet"),
+        (("--tool-call-parser", "hermes"), "Tool calls are not parsed yet"),
+        (("--reasoning-parser", "qwen3"), "Reasoning is not parsed yet"),
+        (("--speculative-config", '{"method": "ngram"}'), "Speculative decoding is not built yet"),
+        (("--distributed-executor-backend", "ray"), "Ray"),
+        (("--cpu-offload-gb", "4"), "Leave it at 0"),
+        (("--nonsense", "1"), "unrecognized arguments: --nonsense"),
+    ],
+)
 def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str) -> None:
     assert re.search(text, refused(capsys, *arguments))
 
 
 def test_neutral_values_of_what_is_not_built_are_accepted() -> None:
-    assert parse("-tp", "1", "--pipeline-parallel-size", "1", "--distributed-executor-backend", "mp", "--runner",
-                 "generate", "--speculative-config", "{}", "--cpu-offload-gb", "0", "--load-format", "auto") == parse()
-    assert EngineConfig.from_keywords(tensor_parallel_size=1, enable_lora=False, speculative_config=None,
-                                      cpu_offload_gb=0, runner="auto", hf_overrides={}) == EngineConfig()
+    assert (
+        parse(
+            "-tp",
+            "1",
+            "--pipeline-parallel-size",
+            "1",
+            "--distributed-executor-backend",
+            "mp",
+            "--runner",
+            "generate",
+            "--speculative-config",
+            "{}",
+            "--cpu-offload-gb",
+            "0",
+            "--load-format",
+            "auto",
+        )
+        == parse()
+    )
+    assert (
+        EngineConfig.from_keywords(
+            tensor_parallel_size=1,
+            enable_lora=False,
+            speculative_config=None,
+            cpu_offload_gb=0,
+            runner="auto",
+            hf_overrides={},
+        )
+        == EngineConfig()
+    )
 
 
 def test_each_unbuilt_option_is_refused_as_a_keyword_too() -> None:
@@ -137,8 +247,14 @@ def test_each_unbuilt_option_is_refused_as_a_keyword_too() -> None:
 def test_options_without_a_meaning_warn(caplog: pytest.LogCaptureFixture) -> None:
     assert parse("--swap-space", "4", "--enforce-eager", "--disable-log-requests") == parse()
     assert EngineConfig.from_keywords(swap_space=4, task="generate", use_v2_block_manager=True) == EngineConfig()
-    for name in ("--swap-space", "--enforce-eager", "--disable-log-requests", "swap_space", "task",
-                 "use_v2_block_manager"):
+    for name in (
+        "--swap-space",
+        "--enforce-eager",
+        "--disable-log-requests",
+        "swap_space",
+        "task",
+        "use_v2_block_manager",
+    ):
         assert f"{name} has no effect here" in caplog.text
 
 
@@ -155,25 +271,33 @@ def test_unknown_keywords_get_a_hint() -> None:
         EngineConfig(nonsense=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    ({"max_num_seqs": "many"}, "max_num_seqs: 'many' is not a number"),
-    ({"max_num_seqs": True}, "max_num_seqs must be int"),
-    ({"max_num_seqs": None}, "max_num_seqs must be int"),
-    ({"model": 3}, "model must be text"),
-    ({"dtype": "int8"}, "dtype must be one of auto"),
-    ({"block_size": 17}, "block_size must be one of 16, 32, 64, 128"),
-    ({"enable_prefix_caching": "yes"}, "enable_prefix_caching must be bool"),
-    ({"served_model_name": [1]}, "served_model_name must be a list of strings"),
-    ({"max_model_len": -2}, "max_model_len must be at least -1"),
-])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_num_seqs": "many"}, "max_num_seqs: 'many' is not a number"),
+        ({"max_num_seqs": True}, "max_num_seqs must be int"),
+        ({"max_num_seqs": None}, "max_num_seqs must be int"),
+        ({"model": 3}, "model must be text"),
+        ({"dtype": "int8"}, "dtype must be one of auto"),
+        ({"block_size": 17}, "block_size must be one of 16, 32, 64, 128"),
+        ({"enable_prefix_caching": "yes"}, "enable_prefix_caching must be bool"),
+        ({"served_model_name": [1]}, "served_model_name must be a list of strings"),
+        ({"max_model_len": -2}, "max_model_len must be at least -1"),
+    ],
+)
 def test_wrong_keywords(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         EngineConfig(**options)
 
 
 def test_keywords_may_be_written_as_on_the_command_line() -> None:
-    config = EngineConfig(model=Path("a/b"), max_model_len="4k", kv_cache_memory_bytes="1GiB",  # type: ignore[arg-type]
-                          served_model_name="x", gpu_memory_utilization=1)  # type: ignore[arg-type]
+    config = EngineConfig(
+        model=Path("a/b"),
+        max_model_len="4k",
+        kv_cache_memory_bytes="1GiB",  # type: ignore[arg-type]
+        served_model_name="x",
+        gpu_memory_utilization=1,
+    )  # type: ignore[arg-type]
     assert (config.model, config.max_model_len, config.kv_cache_memory_bytes) == ("a/b", 4000, 2**30)
     assert (config.served_model_name, config.gpu_memory_utilization) == (("x",), 1.0)
 
@@ -202,9 +326,17 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == Path("/y")
 
 
-@pytest.mark.parametrize(("text", "threads"), [
-    ("3", 3), ("", None), ("0", None), ("-1", None), ("4,2", None), ("x", None),
-])
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [
+        ("3", 3),
+        ("", None),
+        ("0", None),
+        ("-1", None),
+        ("4,2", None),
+        ("x", None),
+    ],
+)
 def test_threads_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, threads: int | None) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert environment_threads() == threads
@@ -226,10 +358,18 @@ def test_empty_texts_in_lists_are_refused(option: dict[str, Any]) -> None:
         EngineConfig(**option)
 
 
-@pytest.mark.parametrize("option", [
-    {"max_model_len": 10**30}, {"kv_cache_memory_bytes": "9" * 40}, {"seed": -(2**63) - 1}, {"seed": 2**63},
-    {"model": "a\udcff"}, {"chat_template": "{{ '\ud800' }}"}, {"served_model_name": ("\udcff",)},
-])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_model_len": 10**30},
+        {"kv_cache_memory_bytes": "9" * 40},
+        {"seed": -(2**63) - 1},
+        {"seed": 2**63},
+        {"model": "a\udcff"},
+        {"chat_template": "{{ '\ud800' }}"},
+        {"served_model_name": ("\udcff",)},
+    ],
+)
 def test_what_cannot_cross_processes_is_refused(option: dict[str, Any]) -> None:
     [name] = option
     with pytest.raises(ConfigError, match=name):

@@ -29,8 +29,9 @@ from octavo.types import KVGroup, Request
 
 EOS = 256
 MAX_MODEL_LEN = 128
-TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-            "{% if add_generation_prompt %}<a>{% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -48,13 +49,25 @@ def say(text: str) -> Callable[[Request, int, list[int]], int]:
     return lambda request, choice, out: text.encode()[len(out)] if len(out) < len(text.encode()) else EOS
 
 
-def make(answer: Any = None, template: bool = True, blocks: int = 200, config: EngineConfig | None = None,
-         defaults: dict[str, Any] | None = None, **fake: Any) -> LLM:
+def make(
+    answer: Any = None,
+    template: bool = True,
+    blocks: int = 200,
+    config: EngineConfig | None = None,
+    defaults: dict[str, Any] | None = None,
+    **fake: Any,
+) -> LLM:
     config = config or EngineConfig(model="fake")
     tokenizer = byte_tokenizer()
     groups = (KVGroup((0,)),)
-    engine = build_engine(FakeExecutor(FakeModel(groups, 257, answer), **fake), groups=groups, blocks=(blocks,),
-                          max_num_seqs=8, max_num_batched_tokens=64, max_model_len=MAX_MODEL_LEN)
+    engine = build_engine(
+        FakeExecutor(FakeModel(groups, 257, answer), **fake),
+        groups=groups,
+        blocks=(blocks,),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=MAX_MODEL_LEN,
+    )
     info = ModelInfo(model="fake", max_model_len=MAX_MODEL_LEN, vocab_size=257)
     chat = ChatTemplate.of(tokenizer) if template else None
     factory = RequestFactory(tokenizer, chat, MAX_MODEL_LEN, 257, default_sampling=defaults)
@@ -138,7 +151,8 @@ def test_logprobs_have_vllms_shape(llm: LLM) -> None:
         assert token in entry and len(entry) == 2
         assert (entry[token].rank, entry[token].decoded_token) == (1, chr(token))
     assert choice.cumulative_logprob == pytest.approx(
-        sum(entry[token].logprob for token, entry in zip(choice.token_ids, choice.logprobs, strict=True)))
+        sum(entry[token].logprob for token, entry in zip(choice.token_ids, choice.logprobs, strict=True))
+    )
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     assert [next(iter(entry)) for entry in output.prompt_logprobs[1:] if entry] == list(b"bc")
     (bare,) = llm.generate("abc", SamplingParams(max_tokens=2, logprobs=0))
@@ -159,16 +173,19 @@ def test_max_tokens_ends_at_the_context_length(llm: LLM) -> None:
         assert output.outputs[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize(("prompts", "params", "text"), [
-    (["ok", ""], None, "empty"),
-    (["ok", [1] * 128], None, "128 tokens"),
-    (["ok", [257]], None, "out of vocabulary"),
-    (["ok", 3], None, "prompt 1 must be"),
-    ("ok", SamplingParams(logprobs=21), "greater than max allowed: 20"),
-    ("ok", SamplingParams(stop_token_ids=[300]), "out of vocabulary"),
-    ("ok", [SamplingParams(), SamplingParams()], "1 prompts but 2 sampling_params"),
-    ("ok", {"temperature": 1}, "must be a SamplingParams"),
-])
+@pytest.mark.parametrize(
+    ("prompts", "params", "text"),
+    [
+        (["ok", ""], None, "empty"),
+        (["ok", [1] * 128], None, "128 tokens"),
+        (["ok", [257]], None, "out of vocabulary"),
+        (["ok", 3], None, "prompt 1 must be"),
+        ("ok", SamplingParams(logprobs=21), "greater than max allowed: 20"),
+        ("ok", SamplingParams(stop_token_ids=[300]), "out of vocabulary"),
+        ("ok", [SamplingParams(), SamplingParams()], "1 prompts but 2 sampling_params"),
+        ("ok", {"temperature": 1}, "must be a SamplingParams"),
+    ],
+)
 def test_bad_calls_run_nothing(llm: LLM, prompts: Any, params: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         llm.generate(prompts, params)
@@ -232,8 +249,11 @@ def test_beam_search(llm: LLM) -> None:
             assert sequence.tokens[:2] == prompt and len(sequence.tokens) == 5
             assert sequence.text == llm.get_tokenizer().decode(sequence.tokens)
             assert len(sequence.logprobs) == 3 and all(len(step) == 4 for step in sequence.logprobs)
-            assert all(candidate.decoded_token == llm.get_tokenizer().token(token)
-                       for step in sequence.logprobs for token, candidate in step.items())
+            assert all(
+                candidate.decoded_token == llm.get_tokenizer().token(token)
+                for step in sequence.logprobs
+                for token, candidate in step.items()
+            )
             assert math.isfinite(sequence.cum_logprob) and sequence.finish_reason == "length"
     assert outputs == llm.beam_search(["ab", [5, 6]], BeamSearchParams(beam_width=2, max_tokens=3))
     wide = llm.beam_search("ab", BeamSearchParams(beam_width=12, max_tokens=2))[0]
@@ -327,8 +347,10 @@ def test_a_closed_llm_says_so() -> None:
 
 def test_threads_take_turns(llm: LLM) -> None:
     found: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: found.append(texts(llm.generate("x", SamplingParams(max_tokens=5)))))
-               for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(texts(llm.generate("x", SamplingParams(max_tokens=5)))))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -341,8 +363,11 @@ def test_import_is_light_and_names_are_right() -> None:
     assert all(getattr(octavo, name) is not None for name in octavo.__all__)
     with pytest.raises(AttributeError, match="PoolingParams"):
         _ = octavo.PoolingParams
-    code = ("import sys, octavo; octavo.SamplingParams; octavo.RequestOutput;"
-            "print([m for m in ('torch', 'numpy', 'transformers', 'fastapi', 'tokenizers') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=Path(octavo.__file__).parents[1])
+    code = (
+        "import sys, octavo; octavo.SamplingParams; octavo.RequestOutput;"
+        "print([m for m in ('torch', 'numpy', 'transformers', 'fastapi', 'tokenizers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(octavo.__file__).parents[1]
+    )
     assert done.stdout.strip() == "[]"

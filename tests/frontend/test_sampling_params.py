@@ -122,10 +122,18 @@ def test_other_spellings() -> None:
         SamplingParams(logprob_token_ids=[1, 2], logprobs=3)
 
 
-@pytest.mark.parametrize(("name", "hint"), [("best_of", "`n`"), ("use_beam_search", "LLM.beam_search"),
-                                            ("guided_decoding", "structured_outputs"),
-                                            ("length_penalty", "BeamSearchParams"), ("max_token", "max_tokens"),
-                                            ("logits_processors", "logit_bias"), ("truncate_prompt_tokens", "cut")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("best_of", "`n`"),
+        ("use_beam_search", "LLM.beam_search"),
+        ("guided_decoding", "structured_outputs"),
+        ("length_penalty", "BeamSearchParams"),
+        ("max_token", "max_tokens"),
+        ("logits_processors", "logit_bias"),
+        ("truncate_prompt_tokens", "cut"),
+    ],
+)
 def test_arguments_that_do_not_exist(name: str, hint: str) -> None:
     with pytest.raises(TypeError, match=hint):
         SamplingParams(**{name: 1})
@@ -187,10 +195,14 @@ def test_structured_outputs_are_checked_then_refused() -> None:
 
 def test_beam_search_and_repetition() -> None:
     assert BeamSearchParams(2, 5) == BeamSearchParams(beam_width=2, max_tokens=5)
-    for wrong in ({"beam_width": 0, "max_tokens": 1}, {"beam_width": 1, "max_tokens": 0},
-                  {"beam_width": 1, "max_tokens": 1, "length_penalty": math.nan},
-                  {"beam_width": 1, "max_tokens": 1, "length_penalty": 1e308},
-                  {"beam_width": 1, "max_tokens": 1, "length_penalty": -400}, {"beam_width": 16385, "max_tokens": 1}):
+    for wrong in (
+        {"beam_width": 0, "max_tokens": 1},
+        {"beam_width": 1, "max_tokens": 0},
+        {"beam_width": 1, "max_tokens": 1, "length_penalty": math.nan},
+        {"beam_width": 1, "max_tokens": 1, "length_penalty": 1e308},
+        {"beam_width": 1, "max_tokens": 1, "length_penalty": -400},
+        {"beam_width": 16385, "max_tokens": 1},
+    ):
         with pytest.raises(ParameterError):
             BeamSearchParams(**wrong)
     with pytest.raises(ParameterError, match="min_count must be at least 2"):
@@ -199,15 +211,24 @@ def test_beam_search_and_repetition() -> None:
         RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=4)
 
 
-@given(st.builds(
-    SamplingParams, n=st.just(1), temperature=st.floats(0, 2), top_p=st.floats(0.01, 1), top_k=st.integers(-1, 99),
-    min_p=st.floats(0, 1), seed=st.none() | st.integers(-(2**63), 2**64 - 1),
-    stop=st.none() | st.lists(st.text(min_size=1), max_size=3), max_tokens=st.none() | st.integers(1, 2**40),
-    logit_bias=st.none() | st.dictionaries(st.integers(0, 2**31), st.floats(-100, 100), max_size=4),
-    bad_words=st.none() | st.lists(st.text(min_size=1), max_size=3), logprobs=st.none() | st.integers(-1, 9),
-    repetition_detection=st.none() | st.builds(RepetitionDetectionParams, max_pattern_size=st.integers(1, 5)),
-    output_kind=st.sampled_from(RequestOutputKind),
-))
+@given(
+    st.builds(
+        SamplingParams,
+        n=st.just(1),
+        temperature=st.floats(0, 2),
+        top_p=st.floats(0.01, 1),
+        top_k=st.integers(-1, 99),
+        min_p=st.floats(0, 1),
+        seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+        stop=st.none() | st.lists(st.text(min_size=1), max_size=3),
+        max_tokens=st.none() | st.integers(1, 2**40),
+        logit_bias=st.none() | st.dictionaries(st.integers(0, 2**31), st.floats(-100, 100), max_size=4),
+        bad_words=st.none() | st.lists(st.text(min_size=1), max_size=3),
+        logprobs=st.none() | st.integers(-1, 9),
+        repetition_detection=st.none() | st.builds(RepetitionDetectionParams, max_pattern_size=st.integers(1, 5)),
+        output_kind=st.sampled_from(RequestOutputKind),
+    )
+)
 def test_parameters_cross_processes_unchanged(params: SamplingParams) -> None:
     request = Request(id="r", prompt=(1, 2), sampling=params, seed=2**64 - 1, max_tokens=4)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request

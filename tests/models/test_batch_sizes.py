@@ -30,7 +30,12 @@ def test_a_decoded_row_has_the_same_bits_in_every_batch(path: Path, activations:
     want: list[np.ndarray] = []  # type: ignore[type-arg]
     for threads in (2, 1):
         loaded = Loaded(
-            path, make_device("cpu", threads, activations), max_model_len=1200, blocks=300, tokens=1200, sequences=128,
+            path,
+            make_device("cpu", threads, activations),
+            max_model_len=1200,
+            blocks=300,
+            tokens=1200,
+            sequences=128,
             kv_dtype=kv_dtype,
         )
         tables, first = [], 0

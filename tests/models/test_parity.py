@@ -44,7 +44,11 @@ def test_greedy_tokens_equal_transformers(variant: str, checkpoints) -> None:
     ids = prompt(5, 40)
     with torch.no_grad():
         want = oracle.generate(
-            torch.tensor([ids]), max_new_tokens=24, min_new_tokens=24, do_sample=False, eos_token_id=None,
+            torch.tensor([ids]),
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
             pad_token_id=0,
         )[0].tolist()
     blocks = [list(range(8))]

@@ -16,8 +16,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 4.0},
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
-    "longrope": {"short_factor": [1.0 + i / 40 for i in range(16)], "long_factor": [2.0 + i for i in range(16)],
-                 "original_max_position_embeddings": 64, "factor": 4.0},
+    "longrope": {
+        "short_factor": [1.0 + i / 40 for i in range(16)],
+        "long_factor": [2.0 + i for i in range(16)],
+        "original_max_position_embeddings": 64,
+        "factor": 4.0,
+    },
 }
 
 
@@ -26,8 +30,9 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_frequencies_equal_transformers(kind: str, length: int) -> None:
     native = 64 if kind == "dynamic" else 256
     parameters = {"rope_type": kind, "rope_theta": 10000.0, **KINDS[kind]}
-    config = LlamaConfig(hidden_size=128, num_attention_heads=4, max_position_embeddings=native,
-                         rope_parameters=parameters)
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=4, max_position_embeddings=native, rope_parameters=parameters
+    )
     want, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
     got = make_rope(parameters, 32, native, length)
     np.testing.assert_allclose(got.inv_freq, want.numpy(), rtol=2e-6)

@@ -95,24 +95,39 @@ def test_rotary_buffers_of_old_checkpoints_are_ignored(editable) -> None:
 
 
 def test_ckpt_04_head_dim_null_means_hidden_over_heads() -> None:
-    raw = {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1,
-           "num_attention_heads": 4, "head_dim": None}
+    raw = {
+        "vocab_size": 9,
+        "hidden_size": 64,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "head_dim": None,
+    }
     assert ModelConfig.read(raw, "LlamaForCausalLM").head_dim == 16
     assert ModelConfig.read({**raw, "head_dim": 32}, "LlamaForCausalLM").head_dim == 32
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"hidden_size": None}, "no 'hidden_size'"),
-    ({"num_attention_heads": 0}, "num_attention_heads = 0"),
-    ({"num_attention_heads": "4"}, "num_attention_heads = '4'"),
-    ({"num_key_value_heads": 3}, "not a multiple"),
-    ({"hidden_act": "mish"}, "activation 'mish' is not supported; known: .*silu"),
-    ({"rope_theta": -1}, "rope_theta = -1"),
-    ({"layer_types": ["full_attention"]}, "layer_types lists 1"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "no 'hidden_size'"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"num_attention_heads": "4"}, "num_attention_heads = '4'"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"hidden_act": "mish"}, "activation 'mish' is not supported; known: .*silu"),
+        ({"rope_theta": -1}, "rope_theta = -1"),
+        ({"layer_types": ["full_attention"]}, "layer_types lists 1"),
+    ],
+)
 def test_broken_config_says_which_key(change: dict[str, object], message: str) -> None:
-    raw = {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 2,
-           "num_attention_heads": 4, **change}
+    raw = {
+        "vocab_size": 9,
+        "hidden_size": 64,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        **change,
+    }
     with pytest.raises(ModelConfigError, match=message):
         ModelConfig.read(raw, "LlamaForCausalLM")
 

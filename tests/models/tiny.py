@@ -16,13 +16,25 @@ from octavo.models.weights import load
 from octavo.ops.contract import BatchArrays, BatchLimits, CompiledModel, Device, KVSpec
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
 }
 
 LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
 
@@ -33,17 +45,33 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-head-dim": ("Llama", {"head_dim": 32}),
     "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-rope-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
-    "llama-rope-yarn": ("Llama", {"rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}}),
+    "llama-rope-yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 24, "head_dim": 32}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
-    "gemma3": ("Gemma3", {
-        "head_dim": 32, "sliding_window": 16, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,
-        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "sliding_attention", "full_attention",
-                                                "sliding_attention"]}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 16,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 24,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
 }
 """Name -> (family, what its config changes)."""
 
@@ -59,7 +87,7 @@ def make(name: str, folder: Path, seed: int = 0) -> tuple[Path, Any]:
     torch.manual_seed(seed)
     model = getattr(transformers, family + "ForCausalLM")(config).eval().float()
     with torch.no_grad():
-        for value in model.parameters():      # norms and biases start at 1 and 0: move them off
+        for value in model.parameters():  # norms and biases start at 1 and 0: move them off
             if value.ndim == 1:
                 value.add_(torch.randn_like(value) * 0.2)
     model.save_pretrained(folder / name)
@@ -70,8 +98,16 @@ class Loaded:
     """A model on a device with a KV cache of its own, driven by hand: no scheduler, blocks as the caller says."""
 
     def __init__(
-        self, path: Path, device: Device, *, max_model_len: int = 512, blocks: int = 128, block_size: int = 16,
-        kv_dtype: str = "float32", tokens: int = 1024, sequences: int = 64,
+        self,
+        path: Path,
+        device: Device,
+        *,
+        max_model_len: int = 512,
+        blocks: int = 128,
+        block_size: int = 16,
+        kv_dtype: str = "float32",
+        tokens: int = 1024,
+        sequences: int = 64,
     ):
         with open_checkpoint(path) as checkpoint:
             name, architecture = find(checkpoint.config)
@@ -84,8 +120,13 @@ class Loaded:
             for layer in group.layers:
                 group_of[layer] = index
         self.spec = KVSpec(
-            self.config.layers, self.config.kv_heads, self.config.head_dim, kv_dtype, block_size,
-            (blocks,) * len(self.model.groups), tuple(group_of),
+            self.config.layers,
+            self.config.kv_heads,
+            self.config.head_dim,
+            kv_dtype,
+            block_size,
+            (blocks,) * len(self.model.groups),
+            tuple(group_of),
         )
         self.limits = BatchLimits(tokens, sequences, tokens, max_model_len)
         self.compiled: CompiledModel = device.compile(

@@ -25,9 +25,7 @@ class Case(NamedTuple):
 
     def shape(self, layer: int = 0, group: int = 0) -> AttentionShape:
         scale = 1.5 * self.head_dim**-0.5
-        return AttentionShape(
-            self.heads, self.kv_heads, self.head_dim, scale, layer, group, self.window, self.softcap
-        )
+        return AttentionShape(self.heads, self.kv_heads, self.head_dim, scale, layer, group, self.window, self.softcap)
 
     def qkv(self, tokens: int, seed: int = 0) -> Any:
         width = (self.heads + 2 * self.kv_heads) * self.head_dim

@@ -16,8 +16,15 @@ from octavo.resolve import activations, check_quantization, resolve
 from octavo.types import KVGroup
 
 MODEL = ModelConfig.read(
-    {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 4, "num_attention_heads": 4,
-     "num_key_value_heads": 2, "max_position_embeddings": 1024},
+    {
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 8,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+    },
     "LlamaForCausalLM",
 )
 FULL = (KVGroup((0, 1, 2, 3)),)
@@ -99,9 +106,16 @@ def test_float32_means_float32_everywhere() -> None:
     assert activations(EngineConfig(dtype="float32"), frozenset({"Q4_1"}))[0] == "float32"
 
 
-@pytest.mark.parametrize(("kinds", "want"), [
-    ({"Q4_1", "Q8_0"}, "int8"), ({"Q6_K"}, "int8"), ({"Q8_0"}, "int16"), ({"BF16"}, "float32"), ({"F32"}, "float32"),
-])
+@pytest.mark.parametrize(
+    ("kinds", "want"),
+    [
+        ({"Q4_1", "Q8_0"}, "int8"),
+        ({"Q6_K"}, "int8"),
+        ({"Q8_0"}, "int16"),
+        ({"BF16"}, "float32"),
+        ({"F32"}, "float32"),
+    ],
+)
 def test_activations_follow_the_weights(kinds: set[str], want: str) -> None:
     assert activations(EngineConfig(), frozenset(kinds))[0] == want
     assert activations(EngineConfig(cpu_activations="int16"), frozenset(kinds))[0] == "int16"

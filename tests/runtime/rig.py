@@ -51,23 +51,46 @@ class Rig:
     """An engine over `path`; `generate` runs requests to their end."""
 
     def __init__(
-        self, path: Path, *, device: str = "cpu", threads: int = 2, activations: str = "float32",
-        kv_dtype: str = "float32", blocks: int = 256, block_size: int = 16, max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512, max_model_len: int = 512, depth: int = 1, prefix_caching: bool = True,
+        self,
+        path: Path,
+        *,
+        device: str = "cpu",
+        threads: int = 2,
+        activations: str = "float32",
+        kv_dtype: str = "float32",
+        blocks: int = 256,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        max_model_len: int = 512,
+        depth: int = 1,
+        prefix_caching: bool = True,
         witness: bool = True,
     ):
         loaded = Loaded(
-            path, make_device(device, threads, activations), max_model_len=max_model_len, blocks=blocks,
-            block_size=block_size, kv_dtype=kv_dtype, tokens=max_num_batched_tokens, sequences=max_num_seqs * 2,
+            path,
+            make_device(device, threads, activations),
+            max_model_len=max_model_len,
+            blocks=blocks,
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+            tokens=max_num_batched_tokens,
+            sequences=max_num_seqs * 2,
         )
         self.vocab = loaded.config.vocab_size
         self.witness = Witness(loaded.compiled)
         model = self.witness if witness else loaded.compiled
         runner = Runner(model, loaded.limits, len(loaded.model.groups), block_size, self.vocab)
         self.engine: Engine = build_engine(
-            Local(runner), groups=loaded.model.groups, blocks=loaded.spec.blocks, block_size=block_size,
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-            enable_prefix_caching=prefix_caching, depth=depth,
+            Local(runner),
+            groups=loaded.model.groups,
+            blocks=loaded.spec.blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=prefix_caching,
+            depth=depth,
         )
 
     def close(self) -> None:
@@ -90,14 +113,25 @@ class Rig:
 
 
 def request(
-    id: str, prompt: Sequence[int], *, max_tokens: int = 8, seed: int = 1, eos_ids: tuple[int, ...] = (),
+    id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    seed: int = 1,
+    eos_ids: tuple[int, ...] = (),
     **sampling: Any,
 ) -> Request:
     sampling.setdefault("temperature", 0.0)
     n = sampling.get("n", 1)
     return Request(
-        id=id, prompt=tuple(prompt), sampling=SamplingParams(max_tokens=max_tokens, **sampling), seed=seed,
-        max_tokens=max_tokens, eos_ids=eos_ids, n=n, arrival=0,
+        id=id,
+        prompt=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+        seed=seed,
+        max_tokens=max_tokens,
+        eos_ids=eos_ids,
+        n=n,
+        arrival=0,
         read_prefix_cache=sampling.get("prompt_logprobs") is None,
     )
 

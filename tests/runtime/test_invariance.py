@@ -56,8 +56,13 @@ def assert_same(got, want) -> None:
 def neighbours(count: int) -> list:
     rng = np.random.default_rng(3)
     return [
-        request(f"n{i}", ids(1000 + i, int(rng.integers(1, 120))), max_tokens=int(rng.integers(1, 14)), seed=i,
-                temperature=float(i % 3) / 2)
+        request(
+            f"n{i}",
+            ids(1000 + i, int(rng.integers(1, 120))),
+            max_tokens=int(rng.integers(1, 14)),
+            seed=i,
+            temperature=float(i % 3) / 2,
+        )
         for i in range(count)
     ]
 
@@ -84,7 +89,7 @@ def test_prefix_hit_of_full_and_partial_blocks(path: Path, alone, shared: int) -
     assert_same(got, alone)
 
 
-@pytest.mark.parametrize("variant", ["llama", "gemma3"])      # a model of windows alone never outgrows its admission
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])  # a model of windows alone never outgrows its admission
 def test_after_preemption(paths, variant: str) -> None:
     path = paths[variant]
     alone = run(path)

@@ -35,8 +35,12 @@ class Script:
         ok[[r for r in range(rows) if int(batch.rows[r]) in self.bad]] = 0
         width = max(int(sampling.logprobs.max(initial=0)), 0)
         return Drawn(
-            np.array(tokens, np.int32), np.full(rows, -1.0, np.float32), np.ones(rows, np.int32),
-            np.zeros((rows, width), np.int32), np.zeros((rows, width), np.float32), ok,
+            np.array(tokens, np.int32),
+            np.full(rows, -1.0, np.float32),
+            np.ones(rows, np.int32),
+            np.zeros((rows, width), np.int32),
+            np.zeros((rows, width), np.float32),
+            ok,
             np.arange(sampling.report_ids.size, dtype=np.float32),
         )
 
@@ -183,10 +187,13 @@ def test_logp_11_prompt_logprobs_chunked_equal_whole(llama: Path) -> None:
 def test_ids_asked_of_the_prompt_and_a_later_start(llama: Path) -> None:
     prompt = ids(1, 6)
     rig = Rig(llama)
-    plain = rig.generate([request("a", prompt, max_tokens=1, prompt_logprobs=199)], )[("a", 0)][0].prompt_logprobs
+    plain = rig.generate(
+        [request("a", prompt, max_tokens=1, prompt_logprobs=199)],
+    )[("a", 0)][0].prompt_logprobs
     every = [dict(entry.top) for entry in plain[1:]]
-    asked = request("b", prompt, max_tokens=1, prompt_logprob_token_ids=[[], [4, 9], [7, -1], [], [1]],
-                    prompt_logprob_start=2)
+    asked = request(
+        "b", prompt, max_tokens=1, prompt_logprob_token_ids=[[], [4, 9], [7, -1], [], [1]], prompt_logprob_start=2
+    )
     got = rig.generate([asked])[("b", 0)][0].prompt_logprobs
     rig.close()
     assert got[:2] == [None, None]

@@ -31,8 +31,12 @@ def answer(
 ) -> tuple[list[Piece], Piece]:
     """The pieces of one choice, and all of them joined."""
     request = Request(
-        id="r", prompt=prompt, sampling=SamplingParams(max_tokens=1000, logprobs=1, **sampling), seed=1,
-        max_tokens=1000, eos_ids=(EOS,),
+        id="r",
+        prompt=prompt,
+        sampling=SamplingParams(max_tokens=1000, logprobs=1, **sampling),
+        seed=1,
+        max_tokens=1000,
+        eos_ids=(EOS,),
     )
     builder = RequestOutputBuilder(request, TOKENIZER)
     pieces: list[Piece] = []
@@ -42,10 +46,18 @@ def answer(
             break
         end = min(at + size, len(tokens))
         last = end == len(tokens)
-        pieces.append(builder.push(Delta(
-            request="r", start=at, tokens=tokens[at:end], logprobs=all_scores[at:end],
-            finish=finish if last else None, stop_reason=stop_reason if last else None,
-        )))
+        pieces.append(
+            builder.push(
+                Delta(
+                    request="r",
+                    start=at,
+                    tokens=tokens[at:end],
+                    logprobs=all_scores[at:end],
+                    finish=finish if last else None,
+                    stop_reason=stop_reason if last else None,
+                )
+            )
+        )
         at = end
     whole = Piece(0, logprobs=[])
     for piece in pieces:
@@ -70,9 +82,16 @@ def test_plain() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [4], [2, 2], [3, 1]])
-@pytest.mark.parametrize(("stop", "text", "tokens"), [
-    ("DE", "ABC", 2), ("BCD", "A", 2), ("CDEF wor", "AB", 3), ("world", "ABCDEF ", 3), ("A", "", 1),
-])
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens"),
+    [
+        ("DE", "ABC", 2),
+        ("BCD", "A", 2),
+        ("CDEF wor", "AB", 3),
+        ("world", "ABCDEF ", 3),
+        ("A", "", 1),
+    ],
+)
 def test_stop_strings_inside_and_across_tokens(stop: str, text: str, tokens: int, sizes: list[int]) -> None:
     pieces, whole = answer(SAID, sizes=sizes, stop=[stop])
     assert whole.text == text

@@ -167,8 +167,15 @@ def test_content_parts(smol_chat: ChatTemplate) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [[{"type": "image_url", "image_url": {"url": "x"}}], [{"type": "text"}], [{"type": "text", "text": 3}], [7], 5,
-     [{"type": ["text"], "text": "x"}], [{}]],
+    [
+        [{"type": "image_url", "image_url": {"url": "x"}}],
+        [{"type": "text"}],
+        [{"type": "text", "text": 3}],
+        [7],
+        5,
+        [{"type": ["text"], "text": "x"}],
+        [{}],
+    ],
 )
 def test_unknown_parts_are_refused(content: Any) -> None:
     with pytest.raises(TemplateError, match="content"):

@@ -277,7 +277,9 @@ def byte_level_backend() -> Backend:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
@@ -347,4 +349,5 @@ def test_other_threads_run_while_a_long_text_is_encoded(smollm: Tokenizer) -> No
             turns += 1
         assert turns > 20
         assert found == smollm.encode("hello world ")[:2] + smollm.encode(" hello world")[:2] * 49_999 + [
-            *smollm.encode(" ")]
+            *smollm.encode(" ")
+        ]
