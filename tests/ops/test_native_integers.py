@@ -148,3 +148,17 @@ def test_what_is_not_finite_stays_visible_in_its_row(activations: Activations, b
     assert not np.isfinite(got[3]).any()
     others = np.arange(7) != 3
     assert np.array_equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("activations", ["float32", "int8", "int16"])
+def test_gated_hands_over_what_it_computed(kind: str, activations: Activations) -> None:
+    """What a product takes straight from `gated` is, bit for bit, what it makes of the float rows."""
+    dev, rng = CpuDevice(2, activations), np.random.default_rng(3)
+    up = dev.weight([random_stored(kind, 192, 64, rng)])
+    down = dev.weight([random_stored(kind, 40, 96, rng)])
+    x = _inputs(9, 64)
+    between = rowwise(dev, lambda ops, batch, v: ops.gated(v, up, "silu"), 96, x)
+    expected = rowwise(dev, lambda ops, batch, v: ops.linear(v, down), 40, between)
+    got = rowwise(dev, lambda ops, batch, v: ops.linear(ops.gated(v, up, "silu"), down), 40, x)
+    assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
