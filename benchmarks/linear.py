@@ -36,8 +36,11 @@ def blocks_for(rows: int) -> int:
 def step_over(rows: int) -> BatchArrays:
     """One sequence of `rows` tokens, none of which needs a next token: the head does not run."""
     return BatchArrays(
-        tokens=np.arange(rows, dtype=np.int32), positions=np.arange(rows, dtype=np.int32),
-        starts=np.array([0, rows], np.int32), slots=np.zeros(1, np.int32), rows=np.zeros(0, np.int32),
+        tokens=np.arange(rows, dtype=np.int32),
+        positions=np.arange(rows, dtype=np.int32),
+        starts=np.array([0, rows], np.int32),
+        slots=np.zeros(1, np.int32),
+        rows=np.zeros(0, np.int32),
         tables=(np.arange(blocks_for(rows), dtype=np.int32)[None],),
     )
 
@@ -45,9 +48,26 @@ def step_over(rows: int) -> BatchArrays:
 def no_draws() -> Sampling:
     none, ints, start = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int32)
     return Sampling(
-        temperature=none, top_k=ints, top_p=none, min_p=none, seed=np.zeros(0, np.uint64), choice=ints, position=ints,
-        target=ints, logprobs=ints, repetition=none, presence=none, frequency=none, seen_ptr=start, seen_ids=ints,
-        seen_counts=ints, bias_ptr=start, bias_ids=ints, bias_values=none, allow_ptr=start, allow_ids=ints,
+        temperature=none,
+        top_k=ints,
+        top_p=none,
+        min_p=none,
+        seed=np.zeros(0, np.uint64),
+        choice=ints,
+        position=ints,
+        target=ints,
+        logprobs=ints,
+        repetition=none,
+        presence=none,
+        frequency=none,
+        seen_ptr=start,
+        seen_ids=ints,
+        seen_counts=ints,
+        bias_ptr=start,
+        bias_ids=ints,
+        bias_values=none,
+        allow_ptr=start,
+        allow_ids=ints,
     )
 
 

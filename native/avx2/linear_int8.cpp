@@ -48,12 +48,12 @@ inline __m256i dot(const __m256i (&w)[8], const int8_t* a, const int32_t* halves
     const __m256i s67 = _mm256_add_epi16(times(w[6], a + 24), times(w[7], a + 28));
     __m256i sum;
     if constexpr (KIND == Q6_K) {
-        const __m256i low = _mm256_shuffle_epi8(
-            meta.scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1, 0, 1, 4, 5, 4, 5, 8,
-                                          9, 8, 9, 12, 13, 12, 13));
-        const __m256i high = _mm256_shuffle_epi8(
-            meta.scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2, 3, 2, 3, 6, 7, 6,
-                                          7, 10, 11, 10, 11, 14, 15, 14, 15));
+        const __m256i low =
+            _mm256_shuffle_epi8(meta.scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1,
+                                                              0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+        const __m256i high =
+            _mm256_shuffle_epi8(meta.scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2,
+                                                              3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15));
         sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s45, high));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s67, high));

@@ -120,9 +120,7 @@ class Recorder:
         added = self._residual("norm", residual, x.width)
         out = self._array(x.width, makes=(INT8, INT16))
         source = self._read(x.floats)
-        self._add(
-            lambda program, at: program.norm(at(source), [at(b) for b in out.wanted()], weight, eps, at(added))
-        )
+        self._add(lambda program, at: program.norm(at(source), [at(b) for b in out.wanted()], weight, eps, at(added)))
         return out
 
     def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> CpuArray:
