@@ -100,15 +100,16 @@ class ChunkCap:
 
     The seconds of a step are taken as those of a pure decode step plus `cost` for each prompt token. Both are
     measured, and while anything decodes the prompt tokens of a step are cut so that it should take at most `stretch`
-    times a decode step. At least `floor` tokens go through, so prompts get on even when the clock is no help; before
-    anything has been measured, `first`. Where prompts never cease, one step in `REFRESH` is left to the decodes alone,
-    to measure it.
+    times a decode step, or `unnoticed` seconds where that is more: twenty tokens a second read as fluent. At least
+    `floor` tokens go through, so prompts get on even when the clock is no help; before anything has been measured,
+    `first`. Where prompts never cease, one step in `REFRESH` is left to the decodes alone, to measure it.
     """
 
     REFRESH = 64
 
-    def __init__(self, stretch: float = 2.0, floor: int = 4, first: int = 64) -> None:
+    def __init__(self, stretch: float = 1.7, unnoticed: float = 0.05, floor: int = 2, first: int = 32) -> None:
         self.stretch = stretch
+        self.unnoticed = unnoticed
         self.floor = floor
         self.first = first
         self._decode_seconds: deque[float] = deque(maxlen=9)
@@ -121,11 +122,12 @@ class ChunkCap:
     @property
     def cap(self) -> int:
         """Prompt tokens that the next step with decodes may hold. The median forgives single slow decode steps; a
-        prompt token costs what the last step or the median says, whichever is more, since contexts grow."""
+        prompt token costs what it cost in the dearest of the last steps, since contexts grow."""
         if not self._decode_seconds or not self._token_seconds:
             return self.first
-        spare = (self.stretch - 1) * median(self._decode_seconds)
-        cost = max(self._token_seconds[-1], median(self._token_seconds))
+        usual = median(self._decode_seconds)
+        spare = max(self.stretch * usual, self.unnoticed) - usual
+        cost = max(self._token_seconds)
         return max(self.floor, int(spare / cost)) if cost > 0 else 1 << 30
 
     def observe(self, plan: StepPlan, seconds: float) -> None:

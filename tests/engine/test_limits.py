@@ -81,8 +81,15 @@ def test_chunk_cap_follows_the_measured_speed() -> None:
     assert cap.cap == 16, "the floor"
 
 
+def test_chunk_cap_lets_short_steps_grow_to_what_nobody_notices() -> None:
+    cap = ChunkCap(stretch=2.0, unnoticed=0.05)
+    steps(cap, 0, 1000, 1.0)
+    steps(cap, 1, 0, 0.005)
+    assert cap.cap == 45, "45 ms beside a decode step of 5 ms"
+
+
 def test_chunk_cap_forgives_a_single_slow_decode_step() -> None:
-    cap = ChunkCap()
+    cap = ChunkCap(stretch=2.0)
     steps(cap, 0, 1000, 1.0)
     for seconds in (0.1, 0.1, 7.0, 0.1):
         steps(cap, 4, 0, seconds)
