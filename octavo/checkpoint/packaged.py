@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 from urllib.parse import urljoin
 
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from octavo.checkpoint.errors import CheckpointError
 
