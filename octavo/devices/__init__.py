@@ -9,6 +9,9 @@ from octavo.ops.contract import Device
 
 DEVICES = ("cpu", "reference", "torch")
 
+MOST_THREADS_PER_CPU = 4
+"""Threads that share a CPU wait for one another at every barrier of a step: a user may want some, nobody thousands."""
+
 
 class DeviceUnavailable(RuntimeError):
     """The device exists, but not in this build or on this machine."""
@@ -26,12 +29,11 @@ def select_device(name: str, threads: int | None, activations: str) -> Device:
         from octavo.devices.cpu.device import CpuDevice
         from octavo.devices.cpu.threads import allowed_cpus
 
-        most = allowed_cpus()
-        if threads is None or threads <= most.threads:
-            return CpuDevice(threads, cast(Any, activations))  # checked there
-        # More threads than CPUs wait for one another at every barrier of a step.
-        device = CpuDevice(most.threads, cast(Any, activations))
-        device.notes = (f"{most.threads} threads, not the {threads} asked for, because {most.reason}",)
+        allowed = allowed_cpus()
+        most = MOST_THREADS_PER_CPU * allowed.threads
+        device = CpuDevice(None if threads is None else min(threads, most), cast(Any, activations))  # checked there
+        if threads is not None and threads > most:
+            device.notes = (f"{most} threads, not the {threads} asked for, because {allowed.reason}",)
         return device
     if name == "reference":
         from octavo.ops.reference import ReferenceDevice

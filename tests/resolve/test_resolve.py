@@ -81,8 +81,8 @@ def test_number_of_blocks_that_no_memory_holds_is_refused() -> None:
         run(1 << 30, num_gpu_blocks_override=100_000_000_000)
 
 
-def test_more_threads_than_cpus_are_cut_and_it_is_said() -> None:
-    most = allowed_cpus().threads
+def test_far_more_threads_than_cpus_are_cut_and_it_is_said() -> None:
+    most = 4 * allowed_cpus().threads
     device = select_device("cpu", 1000, "float32")
     assert device.threads == most
     assert device.notes == (f"{most} threads, not the 1000 asked for, because {allowed_cpus().reason}",)
