@@ -107,7 +107,7 @@ class ChunkCap:
 
     REFRESH = 64
 
-    def __init__(self, stretch: float = 1.7, unnoticed: float = 0.05, floor: int = 2, first: int = 32) -> None:
+    def __init__(self, stretch: float = 1.4, unnoticed: float = 0.05, floor: int = 2, first: int = 32) -> None:
         self.stretch = stretch
         self.unnoticed = unnoticed
         self.floor = floor
