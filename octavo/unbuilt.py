@@ -79,7 +79,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
         ("--load-format",),
         str,
         ("auto", "hf", "safetensors", "gguf"),
-        "Checkpoints are safetensors or GGUF; leave it at auto.",
+        "Safetensors, PyTorch .bin and GGUF files are told apart by themselves; leave it at auto.",
     ),
     Unbuilt(("--model-impl",), str, ("auto", "vllm"), "Octavo runs its own implementation; leave it at auto."),
     Unbuilt(("--hf-overrides",), _json, ({}, ""), "The checkpoint's config is taken as it is; edit its config.json."),

