@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 
@@ -26,11 +24,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     weight_bytes: int = 0
     quantization: str | None = None
     device: str = ""
-    eos_ids: list[int] = []
-    generation_defaults: dict[str, Any] = {}
-    """Sampling parameters that the checkpoint's generation_config.json (or the user) puts in place of the defaults."""
     notes: list[str] = []
     """The sentences start-up prints."""
     created: int = 0
     """Seconds since the epoch at which the model became ready."""
-    extra: dict[str, Any] = {}

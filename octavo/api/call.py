@@ -21,8 +21,8 @@ from octavo.api.middleware import clean_request_id, explain
 from octavo.api.prompts import beside
 from octavo.api.schemas import GenerationBody
 from octavo.api.sse import DONE, EventStream, frame, gone
-from octavo.info import ModelInfo
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
+from octavo.text.request import RequestFactory
 
 _SAMPLING_FIELDS = (
     "n",
@@ -111,7 +111,7 @@ def sampling_of(
     Raises:
         ParameterError: one is out of its range.
     """
-    body, values = call.body, defaults_of(call.front.info)
+    body, values = call.body, defaults_of(call.front.factory)
     values.update({name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None})
     if prompt_logprobs is not None:
         asked = values.get("prompt_logprobs", 0)
@@ -124,9 +124,9 @@ def sampling_of(
     return SamplingParams.from_optional(**values, max_tokens=max_tokens, logprobs=logprobs)
 
 
-def defaults_of(info: ModelInfo) -> dict[str, Any]:
+def defaults_of(factory: RequestFactory) -> dict[str, Any]:
     """Sampling parameters that the model's generation_config puts in place of the usual defaults."""
-    return {name: value for name, value in info.generation_defaults.items() if name != "max_tokens"}
+    return {name: value for name, value in factory.default_sampling.items() if name != "max_tokens"}
 
 
 async def make_job(

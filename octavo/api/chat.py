@@ -71,7 +71,7 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
         logprobs = 0
     asked = max_tokens is not None
     if not asked:
-        max_tokens = call.front.info.generation_defaults.get("max_tokens")
+        max_tokens = call.front.factory.default_sampling.get("max_tokens")
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling)
     ids = await encode_chat(call.front, call.service.settings, body, messages)

@@ -196,7 +196,6 @@ def make_info(tokenizer: Tokenizer) -> ModelInfo:
         model=MODEL,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=tokenizer.vocab_size,
-        eos_ids=[EOS],
         created=1,
         notes=["a note"],
     )
@@ -213,8 +212,8 @@ class TinyText:
             template=self.template,
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
-            eos_ids=tuple(info.eos_ids),
-            default_sampling=info.generation_defaults,
+            eos_ids=(EOS,),
+            default_sampling={},
             max_logprobs=config.max_logprobs,
         )
 
