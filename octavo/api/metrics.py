@@ -15,37 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from octavo import buckets
 from octavo.types import EngineStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
-_FIRST_TOKEN = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
 _BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _CHOICES = (1, 2, 5, 10, 20)
 
 
@@ -116,7 +92,7 @@ class Metrics:
         self._registry.register(self._engine)
         sizes = _sizes(max_model_len)
         self._first_token = self._histogram(
-            ["vllm:time_to_first_token_seconds"], "From arrival to the first token.", _FIRST_TOKEN
+            ["vllm:time_to_first_token_seconds"], "From arrival to the first token.", buckets.FIRST_TOKEN
         )
         self._between_tokens = self._histogram(
             ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"],
@@ -129,7 +105,7 @@ class Metrics:
             _BETWEEN_TOKENS,
         )
         self._latency = self._histogram(
-            ["vllm:e2e_request_latency_seconds"], "From arrival to the end of a choice.", _LATENCY
+            ["vllm:e2e_request_latency_seconds"], "From arrival to the end of a choice.", buckets.LATENCY
         )
         self._prompt_tokens = self._histogram(["vllm:request_prompt_tokens"], "Prompt tokens of a choice.", sizes)
         self._generation_tokens = self._histogram(

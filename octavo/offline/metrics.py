@@ -6,33 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from octavo import buckets
 from octavo.types import EngineStats
 
-LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-FIRST_TOKEN_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
 TOKEN_BUCKETS = tuple(step * 10**power for power in range(7) for step in (1, 2, 5))
 
 
@@ -97,8 +73,8 @@ class RequestTimes:
     def __init__(self) -> None:
         self.prompt_tokens = Observations("vllm:request_prompt_tokens", TOKEN_BUCKETS)
         self.generation_tokens = Observations("vllm:request_generation_tokens", TOKEN_BUCKETS)
-        self.first_token = Observations("vllm:time_to_first_token_seconds", FIRST_TOKEN_BUCKETS)
-        self.whole = Observations("vllm:e2e_request_latency_seconds", LATENCY_BUCKETS)
+        self.first_token = Observations("vllm:time_to_first_token_seconds", buckets.FIRST_TOKEN)
+        self.whole = Observations("vllm:e2e_request_latency_seconds", buckets.LATENCY)
 
     def __iter__(self) -> Iterator[Observations]:
         return iter((self.prompt_tokens, self.generation_tokens, self.first_token, self.whole))
