@@ -24,8 +24,6 @@ class Resolved:
     max_model_len: int
     kv: KVSpec
     limits: BatchLimits
-    max_num_seqs: int
-    max_num_batched_tokens: int
     kv_bytes: int
     notes: tuple[str, ...]
     """One sentence per decision, for start-up to print."""
@@ -37,14 +35,13 @@ def check_quantization(asked: str | None, checkpoint_says: str | None, kinds: fr
     `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices.
     Raises ConfigError with the ways out.
     """
-    is_gguf = any(k[0] == "Q" for k in kinds)
-    found = checkpoint_says or ("gguf" if is_gguf else None)
     if checkpoint_says is not None:
         raise ConfigError(
             f"the checkpoint is quantized with {checkpoint_says!r}, which this version cannot run yet; use the "
             "unquantized model or a GGUF file of it"
         )
-    if asked is None or asked == found or (asked == "gguf" and is_gguf):
+    found = "gguf" if any(k[0] == "Q" for k in kinds) else None
+    if asked is None or asked == found:
         return
     if found is None:
         raise ConfigError(
@@ -120,8 +117,6 @@ def resolve(
             rows=config.max_num_batched_tokens,
             max_model_len=length,
         ),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
         kv_bytes=sizes.bytes(blocks),
         notes=tuple(notes),
     )

@@ -187,7 +187,6 @@ class _EditArrays:
     """The CSR arrays of a `Sampling`, filled row by row."""
 
     def __init__(self, rows: int):
-        self.rows = rows
         self.sizes = {name: np.zeros(rows + 1, np.int32) for name in ("seen", "bias", "allow", "report")}
         self.seen_ids: list[int] = []
         self.seen_counts: list[int] = []
