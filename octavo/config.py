@@ -198,13 +198,6 @@ class EngineConfig:
     scheduling_policy: str = _option(
         "fcfs", "scheduler", "Order of waiting requests: by arrival, or by priority.", choices=("fcfs", "priority")
     )
-    max_num_queued_reqs: int | None = _option(
-        None,
-        "scheduler",
-        "Requests in progress above which the server answers 503. Default: no limit.",
-        kind=count,
-        least=1,
-    )
     depth: int = _option(
         1, "scheduler", "Steps in flight; 2 plans one step while another computes.", kind=int, choices=(1, 2)
     )
@@ -235,25 +228,123 @@ class EngineConfig:
         several=True,
         secret=True,
     )
-    uvicorn_log_level: str = _option(
-        "info",
-        "server",
-        "Log level of the HTTP server.",
-        choices=("critical", "error", "warning", "info", "debug", "trace"),
-    )
-    disable_uvicorn_access_log: bool = _option(False, "server", "Do not log each HTTP request.", kind=bool)
+    uds: str | None = _option(None, "server", "Unix socket to listen on, instead of --host and --port.")
+    root_path: str | None = _option(None, "server", "Path under which a proxy publishes the server.")
     ssl_keyfile: str | None = _option(None, "server", "TLS key file.")
     ssl_certfile: str | None = _option(None, "server", "TLS certificate file.")
-    root_path: str | None = _option(None, "server", "Path under which a proxy publishes the server.")
-    allowed_origins: tuple[str, ...] = _option((), "server", "Origins that browsers may call from, or *.", several=True)
-    chat_template: str | None = _option(
-        None, "server", "Chat template (Jinja), or a file that holds it. Default: the model's."
+    ssl_ca_certs: str | None = _option(None, "server", "File of authorities that client certificates must come from.")
+    ssl_cert_reqs: int = _option(
+        0, "server", "Client certificates: 0 not asked for, 1 optional, 2 required.", kind=int, choices=(0, 1, 2)
     )
-    response_role: str = _option("assistant", "server", "Role of answers in chat.")
+    ssl_ciphers: str | None = _option(None, "server", "TLS ciphers, as OpenSSL writes them.")
+    allowed_origins: tuple[str, ...] = _option((), "server", "Origins that browsers may call from, or *.", several=True)
+    allowed_methods: tuple[str, ...] = _option(("*",), "server", "Methods that browsers may use.", several=True)
+    allowed_headers: tuple[str, ...] = _option(("*",), "server", "Headers that browsers may send.", several=True)
+    allow_credentials: bool = _option(False, "server", "Whether browsers may send cookies along.", kind=bool)
+    disable_fastapi_docs: bool = _option(False, "server", "No /docs and no /openapi.json.", kind=bool)
+    sse_keep_alive_interval: float = _option(
+        15.0,
+        "server",
+        "Seconds without an event after which a stream sends a comment, so that proxies keep it open; 0: never.",
+        kind=float,
+        least=0.0,
+    )
     shutdown_timeout: float = _option(
         0.0, "server", "Seconds that running requests get to finish after SIGTERM.", kind=float, least=0.0
     )
-    log_level: str = _option("info", "server", "Log level of Octavo.", choices=("error", "warning", "info", "debug"))
+    watchdog_timeout: float = _option(
+        300.0,
+        "server",
+        "Seconds after which a step of the engine counts as hung: its process is ended and started again; 0: never.",
+        kind=float,
+        least=0.0,
+    )
+
+    # -- requests
+    max_request_bytes: int = _option(32 * 2**20, "requests", "Largest request body.", kind=size, least=1)
+    max_num_queued_reqs: int | None = _option(
+        None,
+        "requests",
+        "Requests in progress above which the server answers 503. Default: no limit.",
+        kind=count,
+        least=1,
+    )
+    max_num_reqs_per_key: int | None = _option(
+        None,
+        "requests",
+        "Requests that one API key may have in progress; more get a 429. Default: no limit.",
+        kind=count,
+        least=1,
+    )
+    request_timeout: float | None = _option(
+        None,
+        "requests",
+        "Seconds a request may take; then it ends with what there is, or a 408 (a request may ask for less with "
+        "`timeout`). Default: no limit.",
+        kind=float,
+        least=0.001,
+    )
+    chat_template: str | None = _option(
+        None, "requests", "Chat template (Jinja), or a file that holds it. Default: the model's."
+    )
+    chat_template_content_format: str = _option(
+        "auto",
+        "requests",
+        "How a message's content reaches the template: as text, or as a list of parts.",
+        choices=("auto", "string", "openai"),
+    )
+    default_chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about("requests", "JSON object of variables for the chat template.", kind=mapping),
+    )
+    trust_request_chat_template: bool = _option(
+        False,
+        "requests",
+        "Let requests bring a chat template of their own (a Jinja program that runs here, in a sandbox).",
+        kind=bool,
+    )
+    response_role: str = _option("assistant", "requests", "Role of answers in chat.")
+    return_tokens_as_token_ids: bool = _option(
+        False, "requests", "Write tokens in logprobs as token_id:N, unless a request says otherwise.", kind=bool
+    )
+    enable_force_include_usage: bool = _option(
+        False, "requests", "End every stream with its usage, asked for or not.", kind=bool
+    )
+    enable_per_request_metrics: bool = _option(
+        False, "requests", "Add the times of a request to its answer, as `metrics`.", kind=bool
+    )
+
+    # -- observability
+    log_level: str = _option(
+        "info", "observability", "Log level of Octavo.", choices=("error", "warning", "info", "debug")
+    )
+    log_format: str = _option(
+        "text", "observability", "Log lines as text, or as one JSON object each.", choices=("text", "json")
+    )
+    uvicorn_log_level: str = _option(
+        "info",
+        "observability",
+        "Log level of the HTTP server.",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
+    )
+    disable_uvicorn_access_log: bool = _option(False, "observability", "Do not log each HTTP request.", kind=bool)
+    disable_log_stats: bool = _option(
+        False, "observability", "Do not log throughput and memory every ten seconds.", kind=bool
+    )
+    enable_log_requests: bool = _option(
+        False, "observability", "Log each request: its id, its parameters and its prompt.", kind=bool
+    )
+    enable_log_outputs: bool = _option(
+        False, "observability", "Log each answer too; needs --enable-log-requests.", kind=bool
+    )
+    max_log_len: int | None = _option(
+        None, "observability", "Characters or tokens of a prompt or answer to log. Default: all.", kind=int, least=0
+    )
+    otlp_traces_endpoint: str | None = _option(
+        None,
+        "observability",
+        "URL of an OpenTelemetry collector that gets a trace of each request; needs the `otel` extra.",
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -266,6 +357,8 @@ class EngineConfig:
             raise ConfigError("max_model_len must be at least 1, or -1 to fit it to the memory, got 0.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none.")
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise ConfigError("enable_log_outputs needs enable_log_requests.")
 
     @classmethod
     def from_keywords(cls, **keywords: Any) -> EngineConfig:

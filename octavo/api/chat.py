@@ -55,7 +55,7 @@ class _Plan:
 async def create(http: HttpRequest) -> Any:
     service = service_of(http)
     service.ready()
-    body = await parse(http, ChatBody, service.settings.max_request_bytes)
+    body = await parse(http, ChatBody, service.config.max_request_bytes)
     call = begin(http, service, body)
     plan = await _plan(call, body)
     if body.stream:
@@ -74,7 +74,7 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
         max_tokens = call.front.factory.default_sampling.get("max_tokens")
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling)
-    ids = await encode_chat(call.front, call.service.settings, body, messages)
+    ids = await encode_chat(call.front, body, messages)
     job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked, size=len(ids))
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""

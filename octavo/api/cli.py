@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import octavo
 from octavo.api.local import local_server
 from octavo.api.serve import CannotServe, Parts, serve
-from octavo.api.settings import add_settings, settings_of
 from octavo.api.terminal import Conversation, Endpoint, TalkError, continue_text, say
 from octavo.build import build_text
 from octavo.client import Process
@@ -66,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     serving.add_argument("model_tag", nargs="?", metavar="MODEL", help="Repository name, folder, or GGUF file.")
     add_flags(serving)
-    add_settings(serving)
     serving.set_defaults(run=_serve, parser=serving)
 
     running = commands.add_parser(
@@ -141,7 +139,7 @@ def _config(namespace: argparse.Namespace) -> EngineConfig:
 
 
 def _serve(namespace: argparse.Namespace) -> int:
-    return serve(_config(namespace), settings_of(namespace), PARTS)
+    return serve(_config(namespace), PARTS)
 
 
 def _run(namespace: argparse.Namespace) -> int:

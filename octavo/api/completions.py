@@ -66,7 +66,7 @@ class _Plan:
 async def create(http: HttpRequest) -> Any:
     service = service_of(http)
     service.ready()
-    body = await parse(http, CompletionBody, service.settings.max_request_bytes)
+    body = await parse(http, CompletionBody, service.config.max_request_bytes)
     call = begin(http, service, body)
     plan = await _plan(call, body)
     if body.stream:

@@ -13,7 +13,6 @@ from starlette.requests import Request
 
 from octavo.api.errors import model_not_found, unavailable
 from octavo.api.metrics import Metrics
-from octavo.api.settings import ServerSettings
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
 
@@ -57,9 +56,8 @@ class Frontend:
 class Service:
     """The server's state from the first moment on: loading, ready, failed or draining."""
 
-    def __init__(self, config: EngineConfig, settings: ServerSettings | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.settings = settings or ServerSettings()
         self.active = 0
         """Requests being answered with generated text."""
         self._serials = itertools.count()

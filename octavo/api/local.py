@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 from octavo.api.serve import Parts, Server, bind, url_of
-from octavo.api.settings import ServerSettings
 from octavo.api.terminal import Endpoint
 from octavo.config import EngineConfig
 
@@ -55,7 +54,7 @@ class _Thread(threading.Thread):
         self._settled.set()
 
     async def _serve(self) -> None:
-        server = Server(self._config, ServerSettings(), self.listening, self._parts, lambda info: self._settled.set())
+        server = Server(self._config, self.listening, self._parts, lambda info: self._settled.set())
         loop = asyncio.get_running_loop()
 
         def stop() -> None:

@@ -9,7 +9,6 @@ from typing import Any, ParamSpec, TypeVar
 from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend
 from octavo.api.schemas import ChatBody, TokenizeBody
-from octavo.api.settings import ServerSettings
 from octavo.text.template import ChatTemplate, texts_in
 
 _P = ParamSpec("_P")
@@ -33,9 +32,7 @@ async def encode_text(front: Frontend, text: str, special: bool) -> list[int]:
     return await beside(len(text), front.tokenizer.encode, text, add_special_tokens=special)
 
 
-async def encode_chat(
-    front: Frontend, settings: ServerSettings, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]
-) -> list[int]:
+async def encode_chat(front: Frontend, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> list[int]:
     """Token ids of a conversation, as the model's chat template has it.
 
     Control tokens that somebody typed in a message stay plain text, so that nobody can forge a turn.
@@ -46,7 +43,7 @@ async def encode_chat(
     """
     # Reading a template of the caller may take long, and what it does may, however short it is.
     least = 0 if body.chat_template is None else _LARGE + 1
-    template = await beside(least, _template, front, settings, body.chat_template)
+    template = await beside(least, _template, front, body.chat_template)
     options = _options(body)
     texts = [*texts_in(messages), *texts_in(options)]
     characters = sum(map(len, texts))
@@ -57,7 +54,7 @@ async def encode_chat(
     )
 
 
-def _template(front: Frontend, settings: ServerSettings, own: str | None) -> ChatTemplate:
+def _template(front: Frontend, own: str | None) -> ChatTemplate:
     if own is None:
         if not front.template:
             raise bad_request(
@@ -65,7 +62,7 @@ def _template(front: Frontend, settings: ServerSettings, own: str | None) -> Cha
                 "messages",
             )
         return front.template
-    if not settings.trust_request_chat_template:
+    if not front.config.trust_request_chat_template:
         raise bad_request(
             "chat_template in a request is not allowed here; the server must be started with "
             "--trust-request-chat-template.",

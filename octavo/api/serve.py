@@ -21,7 +21,6 @@ import uvicorn
 import octavo
 from octavo.api.app import create_app
 from octavo.api.frontend import Service, make_frontend
-from octavo.api.settings import ServerSettings
 from octavo.client import AsyncEngine, EngineUnavailable
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
@@ -133,7 +132,6 @@ class Server:
     def __init__(
         self,
         config: EngineConfig,
-        settings: ServerSettings,
         listening: socket.socket,
         parts: Parts,
         on_ready: Callable[[ModelInfo], None],
@@ -142,7 +140,7 @@ class Server:
         self._listening = listening
         self._parts = parts
         self._on_ready = on_ready
-        self._service = Service(config, settings)
+        self._service = Service(config)
         self._http = _Http(
             uvicorn.Config(
                 create_app(self._service),
@@ -238,13 +236,13 @@ def check_tls(config: EngineConfig) -> None:
             raise CannotServe(f"cannot read the TLS file {path}: {error.strerror or error}.") from None
 
 
-def serve(config: EngineConfig, settings: ServerSettings, parts: Parts) -> int:
+def serve(config: EngineConfig, parts: Parts) -> int:
     """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
     try:
         check_tls(config)
         listening = bind(config.host, config.port)
         with listening:
-            asyncio.run(_until_signal(config, settings, listening, parts))
+            asyncio.run(_until_signal(config, listening, parts))
     except CannotServe as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
@@ -258,10 +256,10 @@ def _check(serving: asyncio.Task[None]) -> None:
         raise CannotServe(f"the HTTP server cannot go on: {error}" if error else "the HTTP server has stopped.")
 
 
-async def _until_signal(config: EngineConfig, settings: ServerSettings, listening: socket.socket, parts: Parts) -> None:
+async def _until_signal(config: EngineConfig, listening: socket.socket, parts: Parts) -> None:
     url = url_of(listening, config)
     print(f"Octavo {octavo.__version__} listens at {url} and loads {config.model}", flush=True)
-    server = Server(config, settings, listening, parts, lambda info: print(_welcome(info, config, url), flush=True))
+    server = Server(config, listening, parts, lambda info: print(_welcome(info, config, url), flush=True))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)

@@ -20,28 +20,28 @@ async def tokenize(request: Request) -> Response:
     """Token ids of a prompt, or of messages as the chat endpoint would render them."""
     service = service_of(request)
     front = service.ready()
-    body = await parse(request, TokenizeBody, service.settings.max_request_bytes)
+    body = await parse(request, TokenizeBody, service.config.max_request_bytes)
     front.check_model(body.model)
-    ids = await _ids(front, body, service.settings)
+    ids = await _ids(front, body)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.info.max_model_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [front.tokenizer.token_text(token) for token in ids]
     return json_response(answer)
 
 
-async def _ids(front: Frontend, body: TokenizeBody, settings: Any) -> list[int]:
+async def _ids(front: Frontend, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Send either prompt or messages.", "prompt")
     if body.prompt is not None:
         return await encode_text(front, body.prompt, body.add_special_tokens is not False)
-    return await encode_chat(front, settings, body, checked_messages(body.messages or []))
+    return await encode_chat(front, body, checked_messages(body.messages or []))
 
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     service = service_of(request)
     front = service.ready()
-    body = await parse(request, DetokenizeBody, service.settings.max_request_bytes)
+    body = await parse(request, DetokenizeBody, service.config.max_request_bytes)
     front.check_model(body.model)
     outside = [token for token in body.tokens if not 0 <= token < front.info.vocab_size]
     if outside:

@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.api.serve import Parts, Server, bind, url_of
-from octavo.api.settings import ServerSettings
 from octavo.client import InProcess
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
@@ -236,9 +235,7 @@ def tiny_text(config: EngineConfig) -> TinyText:
 
 
 @contextmanager
-def running(
-    parts: Parts, *, wait: bool = True, settings: ServerSettings | None = None, **options: Any
-) -> Iterator[str]:
+def running(parts: Parts, *, wait: bool = True, **options: Any) -> Iterator[str]:
     """A server on a thread of this process; gives its URL."""
     config = EngineConfig(model=MODEL, uvicorn_log_level="critical", **options)
     listening = bind("127.0.0.1", 0)
@@ -246,7 +243,7 @@ def running(
     stops: list[Callable[[], None]] = []
 
     async def serve() -> None:
-        server = Server(config, settings or ServerSettings(), listening, parts, lambda info: ready.set())
+        server = Server(config, listening, parts, lambda info: ready.set())
         loop = asyncio.get_running_loop()
         stops.append(lambda: loop.call_soon_threadsafe(server.stop))
         await server.run()

@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.api.settings import ServerSettings
 from octavo.text.template import ChatTemplate
 from tests.api.conftest import Api, text_of
 from tests.api.harness import SAID, ScriptEngine, TinyText, make_tokenizer, parts_of, running
@@ -183,7 +182,7 @@ def test_chat_template_of_a_request_needs_trust(api: Api) -> None:
 
 def test_chat_template_of_a_request_where_it_is_trusted() -> None:
     engine = ScriptEngine()
-    with running(parts_of(engine), settings=ServerSettings(trust_request_chat_template=True)) as url:
+    with running(parts_of(engine), trust_request_chat_template=True) as url:
         body = {
             "messages": [{"role": "user", "content": "Hello"}],
             "max_tokens": 1,

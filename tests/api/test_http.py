@@ -9,7 +9,6 @@ import threading
 import httpx
 import pytest
 
-from octavo.api.settings import ServerSettings
 from tests.api.conftest import Api
 from tests.api.harness import GREEDY, MODEL, ScriptEngine, parts_of, running, until
 
@@ -159,7 +158,7 @@ def test_http_07_max_completion_tokens_wins(api: Api) -> None:
 
 
 def test_http_09_bodies_over_the_limit(api: Api) -> None:
-    with running(parts_of(ScriptEngine()), settings=ServerSettings(max_request_bytes=1000)) as url:
+    with running(parts_of(ScriptEngine()), max_request_bytes=1000) as url:
         for content in (b"x" * 1001, (b"x" * 500 for _ in range(3))):
             response = httpx.post(f"{url}{BOTH[0]}", content=content, headers=JSON)
             assert response.status_code == 413 and error_of(response)["code"] == "request_too_large"

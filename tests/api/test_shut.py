@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from octavo.api.serve import CannotServe, Server, bind, serve
-from octavo.api.settings import ServerSettings
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
 from octavo.sampling_params import ParameterError
@@ -26,7 +25,6 @@ from tests.api.harness import GREEDY, ScriptEngine, TinyText, make_tokenizer, pa
 SERVER = """
 import sys
 from octavo.api.serve import Parts, serve
-from octavo.api.settings import ServerSettings
 from octavo.client import Process
 from octavo.config import EngineConfig
 from tests.api.harness import ScriptEngine, parts_of, tiny_text
@@ -35,7 +33,7 @@ config = EngineConfig(model="tiny", host="127.0.0.1", port=int(sys.argv[1]), shu
 parts = parts_of(ScriptEngine(pause=0.01))
 if sys.argv[3] == "apart":
     parts = Parts(lambda config: Process(config, "tests.api.harness:build_slow"), tiny_text)
-sys.exit(serve(config, ServerSettings(), parts))
+sys.exit(serve(config, parts))
 """
 
 
@@ -116,7 +114,7 @@ def test_start_tls_files_that_are_not_there() -> None:
     async def run() -> None:
         config = EngineConfig(model="tiny", ssl_keyfile="/no/key", ssl_certfile="/no/cert")
         with bind("127.0.0.1", 0) as listening:
-            await Server(config, ServerSettings(), listening, parts, lambda info: None).run()
+            await Server(config, listening, parts, lambda info: None).run()
 
     with pytest.raises(CannotServe, match="HTTP server cannot"):
         asyncio.run(run())
@@ -124,7 +122,7 @@ def test_start_tls_files_that_are_not_there() -> None:
 
 def test_start_missing_tls_files_are_named_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     config = EngineConfig(model="tiny", ssl_keyfile="/no/key", ssl_certfile="/no/cert")
-    assert serve(config, ServerSettings(), parts_of(ScriptEngine())) == 1
+    assert serve(config, parts_of(ScriptEngine())) == 1
     assert capsys.readouterr() == ("", "octavo: error: cannot read the TLS file /no/cert: No such file or directory.\n")
 
 
@@ -137,7 +135,7 @@ def test_start_wrong_sampling_defaults_end_the_server() -> None:
 
     async def run() -> None:
         with bind("127.0.0.1", 0) as listening:
-            await Server(EngineConfig(model="tiny"), ServerSettings(), listening, parts, lambda info: None).run()
+            await Server(EngineConfig(model="tiny"), listening, parts, lambda info: None).run()
 
     with pytest.raises(CannotServe, match="^The defaults are wrong.$"):
         asyncio.run(run())
