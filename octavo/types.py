@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from octavo import buckets
+from octavo.buckets import Counts
 from octavo.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
@@ -89,6 +91,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True):
     cached: int = 0
     """Prompt tokens whose KV was found in the prefix cache."""
     error: str | None = None
+    queued: float = 0.0
+    """In the first delta of a choice: seconds that its request waited until the first of its choices was scheduled."""
 
 
 class Work(NamedTuple):
@@ -174,11 +178,23 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+class BlockUse(NamedTuple):
+    """The blocks of one KV group."""
+
+    total: int
+    used: int
+    """Held by live sequences."""
+    cached: int
+    """With content that a new prompt can share, whether held or free."""
+
+
 class EngineStats(msgspec.Struct):
     """A snapshot of the engine's gauges and running totals, for metrics and logs."""
 
     running: int = 0
     waiting: int = 0
+    held_back: int = 0
+    """Of those waiting, the ones that wait for a sibling to compute their prompt rather than for room."""
     blocks_total: int = 0
     blocks_used: int = 0
     """Blocks some live sequence holds, all KV groups."""
@@ -186,8 +202,12 @@ class EngineStats(msgspec.Struct):
     """Token places in those blocks, each block counted once however many sequences share it."""
     kv_slots_filled: int = 0
     """Of these, the places that hold a token."""
+    groups: list[BlockUse] = []
+    """Per KV group."""
     steps: int = 0
     failed_steps: int = 0
+    failed_rows: int = 0
+    """Sequences lost because their logits were not finite."""
     preemptions: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
@@ -198,6 +218,10 @@ class EngineStats(msgspec.Struct):
     generation_tokens: int = 0
     finished: dict[str, int] = {}
     """Choices ended, by finish reason."""
+    step_tokens: Counts = msgspec.field(default_factory=lambda: Counts.of(buckets.STEP_TOKENS))
+    """Tokens computed per step."""
+    choice_preemptions: Counts = msgspec.field(default_factory=lambda: Counts.of(buckets.PREEMPTIONS))
+    """Preemptions of each choice that ended."""
     step_seconds: float = 0.0
     host_seconds: float = 0.0
     """Time spent in plan and commit."""

@@ -52,6 +52,11 @@ class BlockPool:
     def used(self) -> int:
         return self.count - len(self._free)
 
+    @property
+    def cached(self) -> int:
+        """Blocks whose content is published, held or free."""
+        return len(self._content)
+
     def hold(self, block: int) -> int:
         """One more reference."""
         if self._references[block] == 0:

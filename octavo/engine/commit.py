@@ -38,6 +38,7 @@ class Ledger:
         if not seq.answered:
             seq.answered = True
             delta.cached = seq.family.cached or 0
+            delta.queued = seq.family.queued
             if seq.scores_prompt and len(seq.scores) == seq.prompt - 1:
                 first = max(1, seq.request.sampling.prompt_logprob_start or 0)
                 delta.prompt_logprobs = [None] * min(first, seq.prompt)

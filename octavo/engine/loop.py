@@ -12,7 +12,7 @@ from octavo.engine.limits import ChunkCap, InFlight, Limit, SequenceBudget, Toke
 from octavo.engine.memory import KVMemory
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
-from octavo.types import Delta, EngineStats, Executor, Future, KVGroup, Request, StepPlan, StepResult
+from octavo.types import BlockUse, Delta, EngineStats, Executor, Future, KVGroup, Request, StepPlan, StepResult
 
 Observer = Callable[[StepPlan, float], None]
 """Called after each step that went well, with its plan and its seconds."""
@@ -94,11 +94,19 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot: gauges of this moment, totals since the start."""
         scheduler, roster, memory = self.scheduler, self.scheduler.roster, self.scheduler.memory
-        stats = msgspec.structs.replace(scheduler.stats, finished=dict(scheduler.stats.finished))
+        now = scheduler.stats
+        stats = msgspec.structs.replace(
+            now,
+            finished=dict(now.finished),
+            step_tokens=now.step_tokens.copy(),
+            choice_preemptions=now.choice_preemptions.copy(),
+        )
         stats.running = len(roster.running)
         stats.waiting = sum(len(family.live) for family in roster.families.values()) - stats.running
+        stats.held_back = stats.waiting - len(roster.waiting)
         stats.blocks_total, stats.blocks_used = memory.total, memory.used
         stats.kv_slots_allocated, stats.kv_slots_filled = memory.used * memory.size, memory.filled
+        stats.groups = [BlockUse(pool.count, pool.used, pool.cached) for pool in memory.pools]
         stats.extra = {"computed_tokens": scheduler.computed_tokens}
         return stats
 
@@ -195,5 +203,6 @@ def build_engine(
         watermark=watermark,
         epoch=epoch,
         drafter=drafter,
+        clock=clock,
     )
     return Engine(scheduler, executor, depth, [cap.observe], clock)

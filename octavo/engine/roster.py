@@ -49,6 +49,7 @@ class Roster:
             self.reserve.learn(seq.outputs / (seq.goal - seq.prompt))
         del family.live[seq.choice]
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+        self.stats.choice_preemptions.add(seq.preemptions)
         if not family.live:
             del self.families[seq.request.id]
         elif led and family.held_back:
@@ -70,6 +71,7 @@ class Roster:
         self._stop(seq)
         seq.place = Place.WAITING
         self.waiting.add(seq)
+        seq.preemptions += 1
         self.stats.preemptions += 1
         self.reserve.tighten()
 

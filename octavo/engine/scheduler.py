@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Scheduler:
         watermark: share of the blocks kept free on admission.
         epoch: life of the engine, written into every delta.
         drafter: guesses the next tokens of a sequence; verified by the next step.
+        clock: seconds, to tell how long a request waited.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Scheduler:
         watermark: float = 0.01,
         epoch: int = 0,
         drafter: Callable[[Sequence], list[int]] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.memory = memory
         self.suspects = Suspects()
@@ -85,6 +88,7 @@ class Scheduler:
         self.flights: deque[Flight] = deque()
         self._forking: list[Family] = []
         self._serial = 0
+        self._clock = clock
 
     # -- coming and going ---------------------------------------------------------------------------------------
     @property
@@ -98,7 +102,7 @@ class Scheduler:
         self.bounds.check(request)
         self._serial += 1
         private = None if self.caching else self._serial
-        family = Family(request, chain_root(request.adapter, request.salt, private))
+        family = Family(request, chain_root(request.adapter, request.salt, private), self._clock())
         limit = min(request.max_tokens, self.bounds.max_model_len - len(request.prompt))
         priority = request.priority if self.by_priority else 0
         for choice in range(request.n):
@@ -147,6 +151,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; empty if there is nothing to compute now."""
         self.memory.step += 1
+        computed = self.computed_tokens
         for limit in self.limits:
             limit.begin(len(self.flights))
         for family in self._forking:
@@ -169,6 +174,7 @@ class Scheduler:
         flight.plan = StepPlan(tuple(flight.work), tuple(flight.enter), tuple(self.roster.leave))
         self.roster.leave = []
         self.flights.append(flight)
+        self.stats.step_tokens.add(self.computed_tokens - computed)
         return flight.plan
 
     def _plan_running(self, flight: Flight) -> None:
@@ -304,6 +310,7 @@ class Scheduler:
         flight.held += held
         if seq.family.cached is None:
             seq.family.cached = min(seq.computed, seq.prompt)
+            seq.family.queued = self._clock() - seq.family.added
             self.stats.cached_prompt_tokens += seq.family.cached
             if self.caching and seq.request.read_prefix_cache:
                 self.stats.prefix_queries += len(seq.tokens)
@@ -365,6 +372,7 @@ class Scheduler:
         for (seq, attempt), row in zip(flight.entries, result.rows, strict=True):
             seq.in_flight -= 1
             if row.error is not None and attempt == seq.attempt and seq.place is not Place.GONE:
+                self.stats.failed_rows += 1
                 self._lose(seq, row.error)
         for (seq, attempt), work, row in zip(flight.entries, plan.work, result.rows, strict=True):
             if attempt != seq.attempt or seq.place is Place.GONE:

@@ -23,9 +23,9 @@ class Place(Enum):
 class Family:
     """The choices of one request. They share a prompt, so one of them computes it before the others start."""
 
-    __slots__ = ("request", "root", "held_back", "live", "cached", "forking")
+    __slots__ = ("request", "root", "held_back", "live", "cached", "added", "queued", "forking")
 
-    def __init__(self, request: Request, root: bytes) -> None:
+    def __init__(self, request: Request, root: bytes, added: float = 0.0) -> None:
         self.request = request
         self.root = root
         """Start of the hash chain: sequences share blocks only if their roots are equal."""
@@ -34,6 +34,10 @@ class Family:
         """Choices not ended, by index."""
         self.cached: int | None = None
         """Prompt tokens found in the prefix cache when the first choice started."""
+        self.added = added
+        """When the request came."""
+        self.queued = 0.0
+        """Seconds from then until the first choice started."""
         self.forking = False
         """The prompt has been planned once: nobody is held back any more."""
 
@@ -82,6 +86,7 @@ class Sequence:
     """Prompt logprobs so far, for prompt positions 1, 2, …"""
     answered: bool = False
     """Its first delta is out."""
+    preemptions: int = 0
     refused: int = 0
     """Step in which a limit first refused it while it waited; 0 if none did."""
     retry: tuple[int, int, int] = (0, 0, 0)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from octavo import buckets
+from octavo.buckets import Counts
 from octavo.types import EngineStats
-
-TOKEN_BUCKETS = tuple(step * 10**power for power in range(7) for step in (1, 2, 5))
 
 
 @dataclass(frozen=True)
@@ -43,41 +41,34 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
-@dataclass
-class Observations:
-    """What a histogram is made of."""
-
-    name: str
-    bounds: Sequence[float]
-    sum: float = 0.0
-    counts: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def histogram(self, labels: dict[str, str]) -> Histogram:
-        total, buckets = 0, {}
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            total += count
-            buckets[bound] = total
-        return Histogram(self.name, labels, total, self.sum, buckets)
-
-
 class RequestTimes:
     """Histograms of finished requests."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = Observations("vllm:request_prompt_tokens", TOKEN_BUCKETS)
-        self.generation_tokens = Observations("vllm:request_generation_tokens", TOKEN_BUCKETS)
-        self.first_token = Observations("vllm:time_to_first_token_seconds", buckets.FIRST_TOKEN)
-        self.whole = Observations("vllm:e2e_request_latency_seconds", buckets.LATENCY)
+        self.prompt_tokens = Counts.of(buckets.TOKENS)
+        self.generation_tokens = Counts.of(buckets.TOKENS)
+        self.first_token = Counts.of(buckets.FIRST_TOKEN)
+        self.queue = Counts.of(buckets.LATENCY)
+        self.whole = Counts.of(buckets.LATENCY)
 
-    def __iter__(self) -> Iterator[Observations]:
-        return iter((self.prompt_tokens, self.generation_tokens, self.first_token, self.whole))
+    def __iter__(self) -> Iterator[tuple[str, Counts]]:
+        """(name, counts) of each."""
+        yield "request_prompt_tokens", self.prompt_tokens
+        yield "request_generation_tokens", self.generation_tokens
+        yield "time_to_first_token_seconds", self.first_token
+        yield "request_queue_time_seconds", self.queue
+        yield "e2e_request_latency_seconds", self.whole
+
+
+def _histogram(name: str, labels: dict[str, str], counts: Counts) -> Histogram:
+    totals = counts.cumulative()
+    return Histogram(
+        f"vllm:{name}",
+        labels,
+        totals[-1],
+        counts.sum,
+        dict(zip([*map(str, counts.bounds), "+Inf"], totals, strict=True)),
+    )
 
 
 def metrics_of(stats: EngineStats, times: RequestTimes, model: str) -> list[Metric]:
@@ -95,7 +86,13 @@ def metrics_of(stats: EngineStats, times: RequestTimes, model: str) -> list[Metr
         "prompt_tokens": stats.prompt_tokens,
         "prompt_tokens_cached": stats.cached_prompt_tokens,
         "generation_tokens": stats.generation_tokens,
+        "corrupted_requests": stats.failed_rows,
     }
+    histograms = [
+        *times,
+        ("iteration_tokens_total", stats.step_tokens),
+        ("request_num_preemptions", stats.choice_preemptions),
+    ]
     finished = {reason: stats.finished.get(reason, 0) for reason in ("stop", "length", "abort", "error", "repetition")}
     return [
         *(Gauge(f"vllm:{name}", labels, value) for name, value in gauges.items()),
@@ -104,5 +101,5 @@ def metrics_of(stats: EngineStats, times: RequestTimes, model: str) -> list[Metr
             Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
             for reason, count in finished.items()
         ),
-        *(observed.histogram(labels) for observed in times),
+        *(_histogram(name, labels, counts) for name, counts in histograms),
     ]

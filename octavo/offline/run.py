@@ -66,7 +66,7 @@ class Job:
             logger.error("request %s failed: %s", self.request.id, piece.error)
             self.output.error = piece.error
         self._append(choice, piece)
-        self._tick(len(piece.token_ids))
+        self._tick(len(piece.token_ids), delta.queued)
         if piece.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
             self.open.discard(delta.choice)
@@ -83,12 +83,14 @@ class Job:
             choice.logprobs += [as_dict(entry, top, self.token_text, asked) for entry in piece.logprobs]
             choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + sum(e.logprob for e in piece.logprobs)
 
-    def _tick(self, tokens: int) -> None:
+    def _tick(self, tokens: int, queued: float) -> None:
         times = self.output.metrics
         assert times is not None
         if not tokens:
             return
         now = time.monotonic()
+        if not times.scheduled_ts:
+            times.scheduled_ts = times.queued_ts + queued
         if not times.num_generation_tokens:
             times.first_token_ts = now
             times.first_token_latency = now - times.queued_ts
@@ -192,4 +194,5 @@ def _observe(job: Job, times: RequestTimes) -> None:
     times.prompt_tokens.add(len(job.request.prompt))
     times.generation_tokens.add(state.num_generation_tokens)
     times.first_token.add(state.first_token_latency)
+    times.queue.add(max(0.0, state.scheduled_ts - state.queued_ts))
     times.whole.add(time.monotonic() - state.queued_ts)

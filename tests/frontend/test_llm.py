@@ -97,7 +97,9 @@ def test_one_prompt(llm: LLM) -> None:
     assert choice.token_ids == [*"Hello, naïve world.".encode(), EOS]
     assert (output.prompt, output.prompt_token_ids) == ("Say", list(b"Say"))
     assert choice.logprobs is None and choice.cumulative_logprob is None
-    assert output.metrics is not None and output.metrics.num_generation_tokens == 21
+    times = output.metrics
+    assert times is not None and times.num_generation_tokens == 21
+    assert 0 < times.queued_ts <= times.scheduled_ts <= times.first_token_ts <= times.last_token_ts
 
 
 def test_outputs_keep_the_order_of_mixed_prompts(llm: LLM) -> None:
@@ -288,6 +290,12 @@ def test_metrics(llm: LLM) -> None:
     prompts = found["vllm:request_prompt_tokens", None]
     assert isinstance(prompts, Histogram) and (prompts.count, prompts.sum) == (2, 8.0)
     assert (prompts.buckets["2"], prompts.buckets["5"], prompts.buckets["+Inf"]) == (0, 2, 2)
+    queue = found["vllm:request_queue_time_seconds", None]
+    assert isinstance(queue, Histogram) and queue.count == 2 and queue.sum >= 0
+    steps = found["vllm:iteration_tokens_total", None]
+    assert isinstance(steps, Histogram) and steps.sum == 8 + 6, "the last token of an answer is never computed"
+    preemptions = found["vllm:request_num_preemptions", None]
+    assert isinstance(preemptions, Histogram) and (preemptions.count, preemptions.sum) == (2, 0.0)
     assert all(m.labels["model_name"] == "fake" for m in found.values())
 
 
