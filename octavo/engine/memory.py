@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from octavo.engine.blocks import BlockPool
+from octavo.engine.chain import Chains
 from octavo.engine.sequence import Sequence
 from octavo.engine.tables import FullAttention, Reach, SlidingWindow, Table, match
 from octavo.types import KVGroup
@@ -27,6 +28,7 @@ class KVMemory:
         ]
         self.step = 0
         """Number of the newest plan: what is published now waits on its success."""
+        self._chains = Chains()
         self._windowed = any(reach.bounded for reach in self.reaches)
         self._published: deque[tuple[int, BlockPool, int, Sequence]] = deque()
         """(step, pool, block, who) of what steps not yet committed publish, oldest first."""
@@ -53,7 +55,7 @@ class KVMemory:
         length. Returns the (group, source, destination) copies to make and the references that keep the sources
         until the step is committed. With `copy` False only full blocks are used."""
         size = self.size
-        seq.hash_blocks(len(seq.tokens) // size, size)
+        self._hash(seq, len(seq.tokens) // size)
         hit = match(seq.tables, seq.family.root, seq.hashes, seq.tokens, limit, self.step)
         for table, blocks in zip(seq.tables, hit.blocks, strict=True):
             table.share(blocks)
@@ -135,7 +137,7 @@ class KVMemory:
         known = len(seq.tokens) if seq.computed > len(seq.tokens) else seq.computed
         full = known // size
         if full > seq.published:
-            seq.hash_blocks(full, size)
+            self._hash(seq, full)
             for i in range(seq.published, full):
                 parent = seq.hashes[i - 1] if i else seq.family.root
                 self._offer(seq, i, seq.hashes[i], parent, tuple(seq.tokens[i * size : (i + 1) * size]))
@@ -143,6 +145,10 @@ class KVMemory:
         if tail and known > full * size:
             parent = seq.hashes[full - 1] if full else seq.family.root
             self._offer(seq, full, None, parent, tuple(seq.tokens[full * size : known]))
+
+    def _hash(self, seq: Sequence, count: int) -> None:
+        """Extend the sequence's digests to `count` blocks; each block is hashed once in its lifetime."""
+        self._chains.extend(seq.hashes, seq.family.root, seq.tokens, count, self.size)
 
     def _offer(
         self,

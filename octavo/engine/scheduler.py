@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from octavo.engine.admission import RETRY_STEPS, Bounds, Reserve
+from octavo.engine.chain import chain_root
 from octavo.engine.commit import Ledger, receive
 from octavo.engine.limits import END, Limit, Suspects
 from octavo.engine.memory import Held, KVMemory
 from octavo.engine.roster import Roster
-from octavo.engine.sequence import Family, Place, Sequence, chain_root, ending
+from octavo.engine.sequence import Family, Place, Sequence, ending
 from octavo.types import Delta, EngineStats, Enter, Request, Sampled, StepPlan, StepResult, Work
 
 PATIENCE = 64

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -120,25 +118,6 @@ class Sequence:
         if self.draft and not self.pending:
             have += self.draft[: n - len(have)]
         return tuple(have)
-
-    def hash_blocks(self, count: int, size: int) -> None:
-        """Extend `hashes` to `count` blocks of `size` known tokens; each block is hashed once in a lifetime."""
-        hashes = self.hashes
-        past = hashes[-1] if hashes else self.family.root
-        for i in range(len(hashes), count):
-            past = block_digest(past, self.tokens[i * size : (i + 1) * size])
-            hashes.append(past)
-
-
-def chain_root(adapter: int, salt: str, private: int | None) -> bytes:
-    """Digest at the start of a hash chain. `private` (a serial number) makes a chain that no other request shares."""
-    own = b"shared" if private is None else b"private" + struct.pack("<q", private)
-    return hashlib.sha256(own + struct.pack("<q", adapter) + salt.encode("utf-8", "surrogatepass")).digest()
-
-
-def block_digest(past: bytes, tokens: list[int]) -> bytes:
-    """SHA-256 of the chain so far and one block of tokens, so equal digests mean equal histories."""
-    return hashlib.sha256(past + struct.pack(f"<{len(tokens)}q", *tokens)).digest()
 
 
 def ending(seq: Sequence, token: int) -> tuple[FinishReason, int | None] | None:

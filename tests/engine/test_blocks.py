@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from octavo.engine.blocks import BlockPool
-from octavo.engine.sequence import block_digest, chain_root
+from octavo.engine.chain import block_digest, chain_root
 from octavo.engine.tables import FullAttention, SlidingWindow, Table
 
 
