@@ -1,20 +1,27 @@
 """The front end's side of the engine: requests in, streams of deltas out, whether the engine runs here or elsewhere.
 
 `InProcess` runs it on a thread, `Process` in a process of its own. Both are used from one asyncio event loop.
+
+The record of every request is kept here: what was asked, and each token that has come. When the engine's process dies,
+`Process` starts another one and replays what is open, from the tokens that have come on; what decides about suspects
+and delays is in `octavo.recovery`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal, NamedTuple, Protocol
@@ -22,8 +29,10 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.flight_recorder import FlightRecorder
 from octavo.info import ModelInfo
 from octavo.process import DEFAULT_BUILDER, cause
+from octavo.recovery import Death, History
 from octavo.types import Delta, EngineStats, FinishReason, Request
 from octavo.wire import (
     HEADER,
@@ -38,6 +47,8 @@ from octavo.wire import (
     Progress,
     Ready,
     Rejected,
+    Replay,
+    Replayed,
     Served,
     Stats,
     ToEngine,
@@ -49,8 +60,10 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
 """How long a closed engine gets to end by itself."""
-OBITUARY_SECONDS = 1.0
-"""How long to wait for the exit status of a process that closed its socket."""
+OBITUARY_SECONDS = 5.0
+"""How long a process that has closed its socket gets to end; then it is killed."""
+HUNG_SECONDS = 2.0
+"""How long a hung process gets to write down where it hangs; then it is killed."""
 STDERR = 2
 ROOT = str(Path(__file__).parents[1])
 CHILD = (
@@ -66,13 +79,16 @@ class RequestRejected(ValueError):
 
 
 class EngineUnavailable(RuntimeError):
-    """The engine is still loading, or dead; the text says which, and why."""
+    """The engine is still loading, keeps dying, or is dead; the text says which, and why."""
 
 
 class Status(NamedTuple):
-    state: Literal["loading", "ready", "dead"]
+    """loading: not ready for the first time; ready; restarting: it has died, what is open waits for the next one and
+    new requests may join; failing: it dies again and again, new requests are refused; dead: for good."""
+
+    state: Literal["loading", "ready", "restarting", "failing", "dead"]
     reason: str = ""
-    """While loading, what is being done; when dead, why."""
+    """While loading, what is being done; else why it has died."""
 
 
 class AsyncEngine(Protocol):
@@ -88,13 +104,18 @@ class AsyncEngine(Protocol):
             EngineUnavailable: it could not be loaded; the text is the cause.
         """
 
-    def generate(self, request: Request) -> AsyncIterator[Delta]:
-        """The request's deltas as they come; ends when each of its choices has a finish reason. Closing or cancelling
-        the iterator aborts the request. If the engine dies, each open choice gets finish reason "error".
+    @property
+    def restarts(self) -> int:
+        """How often the engine has been started again."""
+
+    def generate(self, *requests: Request) -> AsyncGenerator[list[Delta], None]:
+        """The requests' deltas as they come, those that came together in one list; ends when each choice of each
+        request has a finish reason. Closing or cancelling the iterator aborts the requests. If the engine dies for
+        good, each open choice gets finish reason "error".
 
         Raises:
-            RequestRejected: the engine does not take it.
-            EngineUnavailable: the engine is loading or dead.
+            RequestRejected: the engine does not take one of them; the others are aborted.
+            EngineUnavailable: the engine is loading, keeps dying, or is dead.
         """
 
     async def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -107,37 +128,26 @@ class AsyncEngine(Protocol):
 
 
 class _Mailbox:
-    """Deltas of one request on their way to whoever iterates."""
+    """Deltas on their way to whoever iterates: those of all requests of one call."""
 
-    def __init__(self, request: Request) -> None:
-        self.id = request.id
-        self.open = set(range(request.n))
+    def __init__(self) -> None:
+        self.open = 0
+        """Choices without a finish reason."""
         self._items: list[Delta] = []
         self._error: Exception | None = None
         self._waker: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> None:
-        """Deltas of a choice that has ended are dropped."""
-        if delta.choice not in self.open:
-            return
-        if delta.finish is not None:
-            self.open.discard(delta.choice)
         self._items.append(delta)
         self._wake()
 
-    def end(self, finish: FinishReason, error: str | None = None, choice: int | None = None) -> None:
-        """End one open choice, or all of them."""
-        for index in sorted(self.open) if choice is None else [choice]:
-            self.put(Delta(self.id, index, finish=finish, error=error))
-
     def fail(self, error: Exception) -> None:
         self._error = error
-        self.open.clear()
         self._wake()
 
     async def take(self) -> list[Delta]:
         """What has come since, at least one delta; empty at the end."""
-        while not self._items and self.open:
+        while not self._items and self.open and self._error is None:
             self._waker = asyncio.get_running_loop().create_future()
             await self._waker
         if self._error is not None:
@@ -150,12 +160,65 @@ class _Mailbox:
             self._waker.set_result(None)
 
 
+class _Record:
+    """A request and all that has come of it."""
+
+    def __init__(self, request: Request, mailbox: _Mailbox) -> None:
+        self.request = request
+        self.open = set(range(request.n))
+        self._tokens: list[list[int]] = [[] for _ in range(request.n)]
+        self._mailbox = mailbox
+        mailbox.open += request.n
+
+    def put(self, delta: Delta) -> None:
+        """Hand on what is new. Deltas of a choice that has ended are dropped, and tokens that came before."""
+        if delta.choice not in self.open:
+            return
+        if delta.tokens:
+            known = self._tokens[delta.choice]
+            if delta.start != len(known):
+                delta = _fresh(delta, len(known))
+            known += delta.tokens
+        if delta.finish is not None:
+            self.open.discard(delta.choice)
+            self._mailbox.open -= 1
+        self._mailbox.put(delta)
+
+    def end(self, finish: FinishReason, error: str | None = None, choice: int | None = None) -> None:
+        """End one open choice, or all of them."""
+        for index in sorted(self.open) if choice is None else [choice]:
+            self.put(Delta(self.request.id, index, finish=finish, error=error))
+
+    def fail(self, error: Exception) -> None:
+        self._mailbox.open -= len(self.open)
+        self.open.clear()
+        self._mailbox.fail(error)
+
+    def replayed(self, alone: int) -> Replayed:
+        """The request, for another engine to go on with."""
+        resume = tuple(map(tuple, self._tokens))
+        ended = [choice for choice in range(self.request.n) if choice not in self.open]
+        return Replayed(msgspec.structs.replace(self.request, resume=resume), ended, alone)
+
+
+def _fresh(delta: Delta, known: int) -> Delta:
+    """`delta` without the tokens before the `known`th; an error if there are some between."""
+    skip = known - delta.start
+    if skip < 0:
+        lost = f"internal error: output tokens {known} to {delta.start} were lost"
+        return Delta(delta.request, delta.choice, start=known, finish="error", error=lost)
+    scores = None if delta.logprobs is None else delta.logprobs[skip:]
+    return msgspec.structs.replace(delta, start=known, tokens=delta.tokens[skip:], logprobs=scores)
+
+
 class _Client(ABC):
     """Streams by request id, and what to do with each message of the engine."""
 
     def __init__(self) -> None:
+        self.restarts = 0
         self._status = Status("loading")
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._records: dict[str, _Record] = {}
+        """In the order of arrival."""
         self._leaving: dict[str, asyncio.Future[None]] = {}
         """Ids whose abort the engine has not confirmed yet: late deltas of theirs may still come."""
         self._asking: deque[asyncio.Future[EngineStats]] = deque()
@@ -187,36 +250,42 @@ class _Client(ABC):
             await self.close()
             raise
 
-    async def generate(self, request: Request) -> AsyncIterator[Delta]:
-        while (leaving := self._leaving.get(request.id)) is not None:
-            await asyncio.shield(leaving)
-        self._check_ready()
-        if request.id in self._mailboxes:
-            raise RequestRejected(f"request id {request.id!r} is in use; give each request an id of its own")
-        mailbox = _Mailbox(request)
-        self._mailboxes[request.id] = mailbox
+    async def generate(self, *requests: Request) -> AsyncGenerator[list[Delta], None]:
+        for request in requests:
+            while (leaving := self._leaving.get(request.id)) is not None:
+                await asyncio.shield(leaving)
+        self._check_open()
+        mailbox = _Mailbox()
+        records: dict[str, _Record] = {}
         try:
-            self._post(Add(request))
+            for request in requests:
+                if request.id in self._records:
+                    raise RequestRejected(f"request id {request.id!r} is in use; give each request an id of its own")
+                self._records[request.id] = records[request.id] = _Record(request, mailbox)
+                if self._status.state == "ready":  # else the next engine gets it with all that is open
+                    self._post(Add(request))
             while deltas := await mailbox.take():
-                for delta in deltas:
-                    yield delta
+                yield deltas
         finally:
-            if mailbox.open:
-                self._abandon(request.id)
-            self._mailboxes.pop(request.id, None)
+            for name, record in records.items():
+                del self._records[name]
+                if record.open:
+                    self._abandon(name)
 
     async def abort(self, request_id: str, choice: int | None = None) -> None:
-        mailbox = self._mailboxes.get(request_id)
-        if mailbox is None or not mailbox.open or (choice is not None and choice not in mailbox.open):
+        record = self._records.get(request_id)
+        if record is None or not record.open or (choice is not None and choice not in record.open):
             return
         if choice is None:
             self._abandon(request_id)
         elif self._status.state == "ready":
             self._post(Abort(request_id, choice))
-        mailbox.end("abort", choice=choice)
+        record.end("abort", choice=choice)
 
     async def stats(self) -> EngineStats:
-        self._check_ready()
+        if self._status.state == "restarting":
+            raise EngineUnavailable(_restarting(self._status.reason))
+        self._check_open()
         asking: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._asking.append(asking)
         self._post(AskStats())
@@ -227,21 +296,25 @@ class _Client(ABC):
             self._leaving[request_id] = asyncio.get_running_loop().create_future()
             self._post(Abort(request_id))
 
-    def _check_ready(self) -> None:
+    def _check_open(self) -> None:
+        """Raises EngineUnavailable where new requests cannot even wait."""
         state, reason = self._status
         if state == "loading":
             raise EngineUnavailable(f"The model is still loading{': ' + reason if reason else ''}. Try again soon.")
+        if state == "failing":
+            raise EngineUnavailable(f"The engine keeps stopping and is started again: {reason}. Try again later.")
         if state == "dead":
             raise EngineUnavailable(f"The engine is dead: {reason}")
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Deltas):
+            records, leaving = self._records, self._leaving
             for delta in message.deltas:
-                if (mailbox := self._mailboxes.get(delta.request)) is not None and delta.request not in self._leaving:
-                    mailbox.put(delta)
+                if (record := records.get(delta.request)) is not None and delta.request not in leaving:
+                    record.put(delta)
         elif isinstance(message, Rejected):
-            if (mailbox := self._mailboxes.get(message.request)) is not None:
-                mailbox.fail(RequestRejected(message.reason))
+            if (record := self._records.get(message.request)) is not None:
+                record.fail(RequestRejected(message.reason))
         elif isinstance(message, Left):
             self._leaving.pop(message.request).set_result(None)
         elif isinstance(message, Stats):
@@ -249,31 +322,46 @@ class _Client(ABC):
             if not asking.done():
                 asking.set_result(message.stats)
         elif isinstance(message, Progress):
-            self._status = Status("loading", message.text)
+            if self._status.state == "loading":
+                self._status = Status("loading", message.text)
         elif isinstance(message, Ready):
-            self._status = Status("ready")
-            if self._started is not None and not self._started.done():
-                self._started.set_result(message.info)
+            self._ready(message.info)
         else:
-            self._die(message.reason)
+            self._failed(message.reason)
+
+    def _ready(self, info: ModelInfo) -> None:
+        self._status = Status("ready")
+        if self._started is not None and not self._started.done():
+            self._started.set_result(info)
+
+    def _failed(self, reason: str) -> None:
+        """The engine says that it cannot start, or cannot go on."""
+        self._die(reason)
 
     def _die(self, reason: str, finish: FinishReason = "error") -> None:
-        """The engine is gone: nobody waits for it any longer. The first reason is kept."""
+        """The engine is gone for good: nobody waits for it any longer. The first reason is kept."""
         if self._status.state == "dead":
             return
         self._status = Status("dead", reason)
-        for mailbox in self._mailboxes.values():
-            mailbox.end(finish, f"The engine stopped: {reason}" if finish == "error" else None)
+        for record in self._records.values():
+            record.end(finish, f"The engine stopped: {reason}" if finish == "error" else None)
+        self._forget_questions(reason)
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineUnavailable(reason))
+
+    def _forget_questions(self, reason: str) -> None:
+        """Nobody is left to confirm an abort, or to tell its stats."""
         for leaving in self._leaving.values():
             leaving.set_result(None)
         self._leaving.clear()
-        error = EngineUnavailable(reason)
         for asking in self._asking:
             if not asking.done():
-                asking.set_exception(error)
+                asking.set_exception(EngineUnavailable(reason))
         self._asking.clear()
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(error)
+
+
+def _restarting(reason: str) -> str:
+    return f"The engine is being started again: {reason}"
 
 
 class InProcess(_Client):
@@ -318,74 +406,222 @@ class InProcess(_Client):
 
 
 class Process(_Client):
-    """The engine in a process of its own, which ends with this one.
+    """The engine in a process of its own, which ends with this one. One that dies is replaced, and what was open goes
+    on as if nothing had happened.
 
-    `builder` ("module:function") makes the engine from the configuration over there.
+    Args:
+        config: what to build.
+        builder: "module:function" that makes the engine from the configuration over there.
     """
 
     def __init__(self, config: EngineConfig, builder: str = DEFAULT_BUILDER) -> None:
         super().__init__()
         self._config = config
         self._builder = builder
-        self._child: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._history = History()
+        self._life: _Life | None = None
+        self._supervising: asyncio.Task[None] | None = None
+        self._info: ModelInfo | None = None
+        """Of the first engine; none before it was ready."""
 
     @property
     def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
+        return None if self._life is None else self._life.child.pid
 
     async def close(self) -> None:
         self._die("it was closed", finish="abort")
-        if self._writer is not None:
-            self._writer.close()
-        if self._child is not None and await self._exit_status(CLOSE_SECONDS) is None:
-            self._child.kill()
-            await self._exit_status(CLOSE_SECONDS)
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
+        if self._life is not None:
+            await self._life.close()
 
     def _post(self, message: ToEngine) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
+        if self._life is not None:
+            self._life.post(message)
 
     async def _launch(self) -> None:
+        self._life = await _Life.start(self._config, self._builder, self._receive)
+        self._supervising = asyncio.create_task(self._supervise(self._life))
+
+    async def _supervise(self, life: _Life) -> None:
+        """Look after one process after the other, until one ends before any was ready."""
+        while True:
+            death = await life.end(self._config.watchdog_timeout)
+            if self._info is None:
+                self._die(death.reason)
+                return
+            self._bury(death)
+            await asyncio.sleep(self._history.delay)
+            life = self._life = await self._next(self._info)
+            self.restarts += 1
+
+    async def _next(self, info: ModelInfo) -> _Life:
+        """Another process, with a KV cache and a context as large as the first one's."""
+        sizes: dict[str, int] = {"max_model_len": info.max_model_len}
+        if info.kv_bytes and self._config.num_gpu_blocks_override is None:
+            sizes["kv_cache_memory_bytes"] = info.kv_bytes
+        config = replace(self._config, **sizes)  # type: ignore[arg-type]
+        while True:
+            try:
+                return await _Life.start(config, self._builder, self._receive)
+            except OSError as error:
+                self._bury(Death(f"its process cannot be started: {error}", killed=True))
+                await asyncio.sleep(self._history.delay)
+
+    def _bury(self, death: Death) -> None:
+        """A process has ended: those to blame for it end too, all others wait for the next one."""
+        history = self._history
+        waiting = [name for name, record in self._records.items() if record.open]
+        guilty = history.died(death, waiting)
+        times = f" ({history.in_a_row} times in a row)" if history.in_a_row > 1 else ""
+        reason = f"{death.reason}{times}"
+        logger.error("the engine has stopped: %s; starting it again, %d requests wait", reason, len(waiting))
+        for name in guilty:
+            logger.error("request %s ends: the engine stopped twice while it was computed", name)
+            self._records[name].end("error", f"The engine stopped twice while it computed this request: {death.reason}")
+        if history.hopeless:
+            for record in self._records.values():
+                record.end("error", f"The engine keeps stopping: {reason}")
+        self._status = Status("failing" if history.failing else "restarting", reason)
+        self._forget_questions(reason)
+
+    def _ready(self, info: ModelInfo) -> None:
+        self._history.ready()
+        if self._info is None:
+            self._info = info
+        else:
+            records = [record for record in self._records.values() if record.open]
+            logger.warning("the engine runs again; %d requests go on", len(records))
+            self._post(Replay([record.replayed(self._history.alone(record.request.id)) for record in records]))
+        super()._ready(info)
+
+    def _failed(self, reason: str) -> None:
+        if self._info is None:
+            self._die(reason)
+        elif self._life is not None:
+            self._life.last_words = reason
+
+
+class _Life(asyncio.Protocol):
+    """One process of the engine, from its start to its end, and the socket to it."""
+
+    def __init__(self, child: subprocess.Popen[bytes], recorder: FlightRecorder, receive: Callable[..., None]) -> None:
+        self.child = child
+        self.last_words: str | None = None
+        """What it said of its end."""
+        self._recorder = recorder
+        self._receive = receive
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._lost = asyncio.Event()
+        """Set when the socket is closed: all it said has been received."""
+
+    @classmethod
+    async def start(cls, config: EngineConfig, builder: str, receive: Callable[[FromEngine], None]) -> _Life:
+        """Start the process; `receive` is called with each of its messages.
+
+        Raises:
+            OSError: the system cannot.
+        """
         ours, theirs = socket.socketpair()
+        record = FlightRecorder.file(config.max_num_seqs)
         with theirs:
-            command = [sys.executable, "-c", CHILD, ROOT, "--fd", str(theirs.fileno()), "--builder", self._builder]
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=[theirs.fileno()])
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(frame(self._config))
-        self._reading = asyncio.create_task(self._read(reader))
+            fds = [theirs.fileno(), record]
+            command = [sys.executable, "-c", CHILD, ROOT, "--fd", str(fds[0]), "--recorder", str(fds[1])]
+            try:
+                child = subprocess.Popen(
+                    [*command, "--builder", builder], stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=fds
+                )
+            except BaseException:
+                ours.close()
+                os.close(record)
+                raise
+        life = cls(child, FlightRecorder(record), receive)
+        await asyncio.get_running_loop().create_connection(lambda: life, sock=ours)
+        life.post(config)
+        return life
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        decoder = msgspec.msgpack.Decoder(FromEngine)
-        try:
-            while True:
-                (n,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                self._receive(decoder.decode(await reader.readexactly(n)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self._die(await self._obituary())
-        except msgspec.MsgspecError as error:
-            logger.exception("the engine's process sent what cannot be read")
-            self._die(f"its process sent what cannot be read: {error}")
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
 
-    async def _obituary(self) -> str:
-        """How the child ended, once its socket is closed."""
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) >= at + HEADER.size:
+            end = at + HEADER.size + HEADER.unpack_from(buffer, at)[0]
+            if len(buffer) < end:
+                break
+            with memoryview(buffer) as view:
+                body = bytes(view[at + HEADER.size : end])
+            at = end
+            try:
+                message = self._decode(body)
+            except msgspec.MsgspecError as error:
+                logger.exception("the engine's process sent what cannot be read")
+                self.last_words = f"its process sent what cannot be read: {error}"
+                self.child.kill()
+                break
+            self._receive(message)
+        del buffer[:at]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set()
+
+    def post(self, message: object) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(message))
+
+    async def end(self, patience: float) -> Death:
+        """Wait for the end of the process; one whose step takes more than `patience` seconds (0: any time) is
+        ended."""
+        while not self._lost.is_set():
+            try:
+                await asyncio.wait_for(self._lost.wait(), min(1.0, patience / 4) if patience else None)
+            except asyncio.TimeoutError:  # noqa: UP041  (another class before Python 3.11)
+                if (seconds := self._recorder.seconds()) > patience:
+                    self.last_words = f"a step took more than {seconds:.0f} s and was ended (--watchdog-timeout)"
+                    await self._end_hung()
         status = await self._exit_status(OBITUARY_SECONDS)
         if status is None:
-            return "its process closed the connection"
-        if status == -signal.SIGKILL:
-            return "its process was killed (SIGKILL); if nobody did, the machine may have run out of memory"
-        if status < 0:
-            return f"its process was killed by {signal.Signals(-status).name}"
-        return f"its process ended with exit status {status}"
+            self.child.kill()
+            status = await self._exit_status(OBITUARY_SECONDS)
+        killed = status == -signal.SIGKILL and self.last_words is None
+        death = Death(self.last_words or _obituary(status), self._recorder.ids(), killed)
+        self._recorder.close()
+        return death
+
+    async def close(self) -> None:
+        """End the process: it may finish its step, for a while."""
+        if self._transport is not None:
+            self._transport.close()
+        if await self._exit_status(CLOSE_SECONDS) is None:
+            self.child.kill()
+            await self._exit_status(CLOSE_SECONDS)
+
+    async def _end_hung(self) -> None:
+        """SIGABRT makes it write down where it hangs."""
+        self.child.send_signal(signal.SIGABRT)
+        if await self._exit_status(HUNG_SECONDS) is None:
+            self.child.kill()
 
     async def _exit_status(self, seconds: float) -> int | None:
         """The child's exit status, waiting at most `seconds`; None while it lives."""
-        assert self._child is not None
-        deadline = asyncio.get_running_loop().time() + seconds
-        while (status := self._child.poll()) is None and asyncio.get_running_loop().time() < deadline:
+        deadline = time.monotonic() + seconds
+        while (status := self.child.poll()) is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         return status
+
+
+def _obituary(status: int | None) -> str:
+    """How a child with this exit status ended."""
+    if status is None:
+        return "its process closed the connection"
+    if status == -signal.SIGKILL:
+        return "its process was killed (SIGKILL); if nobody did, the machine may have run out of memory"
+    if status < 0:
+        return f"its process was killed by {signal.Signals(-status).name}"
+    return f"its process ended with exit status {status}"

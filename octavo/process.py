@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m octavo.process --fd N`, as `octavo.client.Process` starts it.
+"""The engine's own process: `python -m octavo.process --fd N --recorder M`, as `octavo.client.Process` starts it.
 
 It reads its configuration from the inherited socket, builds the engine, answers until the socket closes, and ends with
 its parent whatever it is doing then. Logs go to stderr.
@@ -7,6 +7,7 @@ its parent whatever it is doing then. Logs go to stderr.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import logging
 import os
@@ -20,6 +21,7 @@ from queue import SimpleQueue
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.flight_recorder import FlightRecorder
 from octavo.wire import Connection, Failed, Progress, Ready, Served, ToEngine, run
 
 logger = logging.getLogger("octavo.process")
@@ -33,8 +35,10 @@ DEFAULT_BUILDER = "octavo.build:build"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="octavo.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket")
+    parser.add_argument("--recorder", type=int, required=True, help="inherited file of the flight recorder")
     parser.add_argument("--builder", default=DEFAULT_BUILDER, help="module:function that builds the engine")
     arguments = parser.parse_args()
+    faulthandler.enable()  # where a fault in native code happened, or where a hung engine was ended with SIGABRT
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the front end decides when to end, and says so by
     # closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,12 +54,12 @@ def main() -> int:
         datefmt="%H:%M:%S",
     )
     try:
-        return serve(connection, config, find_builder(arguments.builder))
+        return serve(connection, config, find_builder(arguments.builder), FlightRecorder(arguments.recorder))
     except ConnectionError:
         return 0
 
 
-def serve(connection: Connection, config: EngineConfig, build: Builder) -> int:
+def serve(connection: Connection, config: EngineConfig, build: Builder, recorder: FlightRecorder) -> int:
     """Build and run; returns the exit status: 0 when asked to close, 1 when building or a step failed.
 
     Raises:
@@ -70,6 +74,7 @@ def serve(connection: Connection, config: EngineConfig, build: Builder) -> int:
     except Exception as error:
         connection.send(Failed(cause(error)))
         return 1
+    built.engine.announce = recorder.note
     connection.send(Ready(built.info))
     if (failure := run(built.engine, inbox, connection.send)) is not None:
         connection.send(failure)

@@ -76,8 +76,6 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True):
 
     request: str
     choice: int = 0
-    epoch: int = 0
-    """Which life of the engine wrote this; stale ones are dropped."""
     start: int = 0
     """Index among the choice's output tokens of `tokens[0]`; duplicates are dropped by it."""
     tokens: list[int] = []

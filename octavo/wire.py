@@ -30,6 +30,22 @@ class Add(msgspec.Struct, tag=True, array_like=True):
     request: Request
 
 
+class Replayed(msgspec.Struct, array_like=True):
+    """A request that an earlier engine did not finish; what came of it stands in `request.resume`."""
+
+    request: Request
+    ended: list[int] = []
+    """Choices that need no more tokens."""
+    alone: int = 0
+    """Tokens that each choice must make apart from all others, because the request may have ended the engine."""
+
+
+class Replay(msgspec.Struct, tag=True, array_like=True):
+    """Requests to go on with, all taken before the next step."""
+
+    requests: list[Replayed]
+
+
 class Abort(msgspec.Struct, tag=True, array_like=True):
     """End one choice, or all (None)."""
 
@@ -84,17 +100,21 @@ class Stats(msgspec.Struct, tag=True, array_like=True):
     stats: EngineStats
 
 
-ToEngine = Add | Abort | AskStats | Close
+ToEngine = Add | Replay | Abort | AskStats | Close
 FromEngine = Progress | Ready | Failed | Deltas | Rejected | Left | Stats
 
 
 class Engine(Protocol):
     """What the loop needs of an engine (see octavo.engine)."""
 
+    announce: Callable[[list[str]], None] | None
+
     @property
     def idle(self) -> bool: ...
 
     def add(self, request: Request) -> None: ...
+
+    def isolate(self, request_id: str, tokens: int) -> None: ...
 
     def abort(self, request_id: str, choice: int | None = None) -> object: ...
 
@@ -153,6 +173,9 @@ def drive(engine: Engine, inbox: SimpleQueue[ToEngine], send: Callable[[FromEngi
                 _add(engine, message.request, send)
             elif isinstance(message, AskStats):
                 send(Stats(engine.stats()))
+            elif isinstance(message, Replay):
+                for replayed in message.requests:
+                    _replay(engine, replayed, send)
             else:
                 engine.abort(message.request, message.choice)
                 if message.choice is None:
@@ -178,6 +201,14 @@ def _add(engine: Engine, request: Request, send: Callable[[FromEngine], None]) -
                 ]
             )
         )
+
+
+def _replay(engine: Engine, replayed: Replayed, send: Callable[[FromEngine], None]) -> None:
+    _add(engine, replayed.request, send)
+    for choice in replayed.ended:
+        engine.abort(replayed.request.id, choice)
+    if replayed.alone:
+        engine.isolate(replayed.request.id, replayed.alone)
 
 
 def frame(message: object) -> bytes:

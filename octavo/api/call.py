@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,10 +17,11 @@ from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend, Service
 from octavo.api.generation import Generation, Job, News
 from octavo.api.logprobs import TokenNames, prompt_entries
-from octavo.api.middleware import clean_request_id, explain
+from octavo.api.middleware import clean_request_id, explain, key_of
 from octavo.api.prompts import beside
-from octavo.api.schemas import GenerationBody
-from octavo.api.sse import DONE, EventStream, frame, gone
+from octavo.api.schemas import GenerationBody, Ignored, RepetitionDetection
+from octavo.api.sse import DONE, EventStream, Pace, frame, gone
+from octavo.api.timed import TimedGeneration
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
 from octavo.text.request import RequestFactory
 
@@ -61,7 +62,13 @@ class Call:
     """The name to report."""
     request_id: str
     created: int
-    warnings: list[str]
+    ignored: list[Ignored]
+    """Fields without an effect."""
+    key: int | None
+    """Which API key the caller has."""
+    arrived: float
+    """When, on the monotonic clock."""
+    pace: Pace = field(default_factory=Pace)
 
     def internal_id(self, prompt: int) -> str:
         """An id for the engine: unique even when two callers give the same X-Request-Id."""
@@ -70,22 +77,38 @@ class Call:
     def names(self) -> TokenNames:
         tokenizer = self.front.tokenizer
         hidden = tokenizer.special_ids if self.body.skip_special_tokens is not False else frozenset()
-        return TokenNames(tokenizer.token_bytes, hidden, bool(self.body.return_tokens_as_token_ids))
+        asked, usual = self.body.return_tokens_as_token_ids, self.service.config.return_tokens_as_token_ids
+        return TokenNames(tokenizer.token_bytes, hidden, usual if asked is None else asked)
+
+    def seconds(self) -> float | None:
+        """How long the answer may take; None for ever."""
+        limits = [self.body.timeout, self.service.config.request_timeout]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def admitted(self) -> AbstractContextManager[None]:
+        """Counts the call while it is answered.
+
+        Raises:
+            ApiError: the server, or the caller's key, has too many already.
+        """
+        return self.service.admitted(self.key)
 
     def envelope(self, prefix: str, kind: str) -> dict[str, Any]:
         """The fields every answer and every chunk starts with."""
         return {"id": f"{prefix}-{self.request_id}", "object": kind, "created": self.created, "model": self.model}
 
     def headers(self) -> dict[str, str]:
-        return {"X-Octavo-Warnings": " ".join(self._ignored())} if self.warnings else {}
+        return warning_headers(self.ignored)
 
-    def _ignored(self) -> list[str]:
-        return ["ignored:", ", ".join(header_text(name) for name in self.body.unknown())]
+    def warnings(self) -> list[str]:
+        """A sentence for each field without an effect."""
+        return [ignored.why for ignored in self.ignored]
 
 
-def header_text(name: str) -> str:
-    """A field name that may stand in a header."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:80])
+def warning_headers(ignored: Sequence[Ignored]) -> dict[str, str]:
+    """The header that names fields without an effect; none where there are none."""
+    names = ", ".join("".join(c if "!" <= c <= "~" else "?" for c in field) for field, _ in ignored)
+    return {"X-Octavo-Warnings": f"ignored: {names}"} if names else {}
 
 
 def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
@@ -97,10 +120,14 @@ def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
     front = service.ready()
     model = front.check_model(body.model)
     body.refuse()
-    service.check_room()
+    key = key_of(http.scope)
+    service.check_room(key)
     request_id = clean_request_id(body.request_id) if body.request_id else http.state.request_id
-    warnings = [f"The field `{name}` is not known here and was ignored." for name in body.unknown()]
-    return Call(service, front, body, model, request_id, int(time.time()), warnings)
+    ignored = body.ignored()
+    if body.priority and service.config.scheduling_policy != "priority":
+        why = "requests run in the order they come; the server can be started with --scheduling-policy priority"
+        ignored.append(Ignored("priority", f"The field `priority` has no effect: {why}."))
+    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, time.monotonic())
 
 
 def sampling_of(
@@ -116,12 +143,16 @@ def sampling_of(
     if prompt_logprobs is not None:
         asked = values.get("prompt_logprobs", 0)
         values["prompt_logprobs"] = -1 if -1 in (asked, prompt_logprobs) else max(asked, prompt_logprobs)
-    if body.repetition_detection:
-        try:
-            values["repetition_detection"] = msgspec.convert(body.repetition_detection, RepetitionDetectionParams)
-        except msgspec.ValidationError as error:
-            raise bad_request(f"repetition_detection: {error}", "repetition_detection") from None
+    if body.repetition_detection is not None:
+        values["repetition_detection"] = _repetition(body.repetition_detection)
     return SamplingParams.from_optional(**values, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _repetition(asked: RepetitionDetection) -> RepetitionDetectionParams:
+    given = {name: value for name in RepetitionDetection.model_fields if (value := getattr(asked, name)) is not None}
+    if "max_pattern_size" not in given:
+        raise bad_request("repetition_detection needs max_pattern_size.", "repetition_detection")
+    return RepetitionDetectionParams(**given)
 
 
 def defaults_of(factory: RequestFactory) -> dict[str, Any]:
@@ -138,42 +169,47 @@ async def make_job(
     add_special_tokens: bool,
     cut_max_tokens: bool,
     size: int,
+    known: bool = False,
 ) -> Job:
     """What runs prompt number `index` of the call.
 
     Args:
         add_special_tokens: whether text gets BOS and EOS where the model wants them.
         cut_max_tokens: lower `max_tokens` to what fits; for one that nobody asked for.
-        size: characters or tokens of the whole call, to tell whether this takes long.
+        size: characters or tokens of the whole call that are yet to be looked at, to tell whether this takes long.
+        known: the prompt are ids that the tokenizer made.
 
     Raises:
         ParameterError: an empty prompt, an id outside the vocabulary, too many tokens.
     """
     body, factory = call.body, call.front.factory
     size += sum(map(len, [*(sampling.bad_words or ()), *(sampling.stop or ())]))
+    seconds = call.seconds()
     request = await beside(
         size,
         factory.make,
         call.internal_id(index),
         prompt,
         sampling,
+        known=known,
         add_special_tokens=add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         cut_max_tokens=cut_max_tokens,
         arrival=call.service.next_serial(),
         priority=body.priority or 0,
+        deadline=None if seconds is None else time.time() + seconds - (time.monotonic() - call.arrived),
         salt=body.cache_salt or "",
     )
     return Job(request, await beside(size, factory.output, request))
 
 
-def check_choices(prompts: int, sampling: SamplingParams) -> None:
-    """Refuse a call that would start more sequences than one may ask for."""
-    if prompts * sampling.n > MAX_CHOICES:
+def check_choices(prompts: int, choices: int, field: str) -> None:
+    """Refuse a call that would start more sequences than one may ask for; `field` sets how many each prompt has."""
+    if prompts * choices > MAX_CHOICES:
         raise bad_request(
-            f"{prompts} prompts with n={sampling.n} are {prompts * sampling.n} choices; at most "
+            f"{prompts} prompts with {field}={choices} are {prompts * choices} choices; at most "
             f"{MAX_CHOICES} may be asked for at once.",
-            "n",
+            field,
         )
 
 
@@ -185,16 +221,32 @@ def prompt_scores(call: Call, news: News) -> list[Any] | None:
     return prompt_entries(news.prompt_logprobs, top, call.names())
 
 
-def start(call: Call, jobs: Sequence[Job]) -> Generation:
+def start(call: Call, jobs: Sequence[Job]) -> TimedGeneration:
     """The generation that answers `call`."""
-    return Generation(call.front.engine, jobs, call.front.metrics)
+    front = call.front
+    return TimedGeneration(
+        Generation(front.engine, jobs, front.metrics, call.pace),
+        front.engine,
+        [job.request.id for job in jobs],
+        call.arrived,
+        call.seconds(),
+        call.service.config.enable_per_request_metrics,
+    )
+
+
+def closing_fields(call: Call, generation: TimedGeneration) -> dict[str, Any]:
+    """What a whole answer ends with."""
+    fields: dict[str, Any] = {"usage": generation.usage.as_json()}
+    if call.service.config.enable_per_request_metrics:
+        fields["metrics"] = generation.times.as_json()
+    return fields
 
 
 async def whole_answer(
     http: HttpRequest, call: Call, answer: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 ) -> Response:
     """Wait for `answer()` and send it; stop it at once when the client is gone."""
-    with call.service.admitted():
+    with call.admitted():
         work = asyncio.create_task(answer())
         watcher = asyncio.create_task(gone(http.receive))
         try:
@@ -207,19 +259,20 @@ async def whole_answer(
     if work.cancelled():
         return Response(status_code=499)
     data = work.result()
-    if call.warnings:
-        data["warnings"] = call.warnings
+    if call.ignored:
+        data["warnings"] = call.warnings()
     return Response(msgspec.json.encode(data), headers=call.headers(), media_type="application/json")
 
 
 def stream_answer(call: Call, chunks: AsyncGenerator[dict[str, Any], None]) -> EventStream:
     """Send `chunks` as they come, then `[DONE]`."""
-    return EventStream(_frames(call, chunks), call.headers(), explain)
+    keep_alive = call.service.config.sse_keep_alive_interval
+    return EventStream(_frames(call, chunks), call.headers(), explain, call.pace, keep_alive)
 
 
 async def _frames(call: Call, chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    warnings = call.warnings
-    with call.service.admitted():
+    warnings = call.warnings()
+    with call.admitted():
         async with aclosing(chunks):
             async for chunk in chunks:
                 if warnings:
@@ -229,20 +282,33 @@ async def _frames(call: Call, chunks: AsyncGenerator[dict[str, Any], None]) -> A
 
 
 class StreamUsage:
-    """The usage fields of a stream: none, a last chunk, or every chunk."""
+    """The usage fields of a stream (none, a last chunk, or every chunk), and its `metrics` where the server tells them:
+    in the very last chunk.
 
-    def __init__(self, call: Call, generation: Generation) -> None:
-        options = call.body.stream_options
-        self._asked = bool(options and options.include_usage)
+    Args:
+        choices: how many choices there are; the chunk that ends the last of them may be the last one.
+    """
+
+    def __init__(self, call: Call, generation: TimedGeneration, choices: int) -> None:
+        options, config = call.body.stream_options, call.service.config
+        self._asked = bool(options and options.include_usage) or config.enable_force_include_usage
         self._continuous = self._asked and bool(options and options.continuous_usage_stats)
-        self._usage = generation.usage
+        self._measured = config.enable_per_request_metrics
+        self._generation = generation
+        self._left = choices
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """`chunk` with what a chunk in the middle says."""
         if self._asked:
-            chunk["usage"] = self._usage.as_json() if self._continuous else None
+            chunk["usage"] = self._generation.usage.as_json() if self._continuous else None
+        self._left -= sum(choice["finish_reason"] is not None for choice in chunk["choices"])
+        if self._measured and not self._asked and not self._left:
+            chunk["metrics"] = self._generation.times.as_json()
         return chunk
 
     def last(self, envelope: dict[str, Any]) -> list[dict[str, Any]]:
         """The chunk after all others, if asked for."""
-        return [{**envelope, "choices": [], "usage": self._usage.as_json()}] if self._asked else []
+        if not self._asked:
+            return []
+        chunk = {**envelope, "choices": [], "usage": self._generation.usage.as_json()}
+        return [{**chunk, "metrics": self._generation.times.as_json()} if self._measured else chunk]

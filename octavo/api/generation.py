@@ -6,14 +6,17 @@ tells the engine about stop strings, observes the metrics, and leaves nothing ru
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from octavo.api.errors import ApiError, internal, unavailable
 from octavo.api.metrics import Metrics
+from octavo.api.sse import Pace
 from octavo.client import AsyncEngine
 from octavo.text.output import Piece, RequestOutputBuilder
 from octavo.types import Delta, Request, TokenLogprobs
@@ -33,6 +36,8 @@ class News(NamedTuple):
     choice: int
     piece: Piece
     prompt_logprobs: Sequence[TokenLogprobs | None] | None
+    queued: float = 0.0
+    """Seconds its request waited, in the first news of a choice."""
 
 
 @dataclass
@@ -65,52 +70,44 @@ class _Choice:
 class Generation:
     """The requests of one call, running together. Use `news()` once; closing it aborts what still runs."""
 
-    def __init__(self, engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics) -> None:
+    def __init__(self, engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, pace: Pace) -> None:
         self._engine = engine
         self._jobs = jobs
+        self._index = {job.request.id: i for i, job in enumerate(jobs)}
         self._metrics = metrics
+        self._pace = pace
         self._started = time.monotonic()
         self._open = {(i, c): _Choice() for i, job in enumerate(jobs) for c in range(job.request.n)}
-        self._queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
         self.usage = Usage(prompt_tokens=sum(len(job.request.prompt) for job in jobs))
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """Yields what comes, choice by choice, until every choice has a finish reason.
+        """Yields what comes, choice by choice, until every choice has a finish reason: one piece for each step of the
+        engine, or for all the steps that a client did not take in time.
 
         Raises:
             ApiError: a choice failed or was aborted from the server's side; the others are aborted then.
         """
-        pumps = [asyncio.create_task(self._pump(i)) for i in range(len(self._jobs))]
         for job in self._jobs:
             self._metrics.asked(job.request.n, job.request.max_tokens)
         try:
-            while self._open:
-                index, item = await self._queue.get()
-                if isinstance(item, Exception):
-                    self._close_all(index, "error")
-                    raise item
-                if item is None:
-                    self._all_ended(index)
-                elif (index, item.choice) in self._open:
-                    news = self._take(index, item)
-                    if news.piece.stopped:
-                        await self._engine.abort(item.request, item.choice)
-                    yield news
+            # Closing the engine's stream aborts what is left of the requests.
+            async with aclosing(self._engine.generate(*(job.request for job in self._jobs))) as stream:
+                async for deltas in stream:
+                    for delta in merged(deltas) if self._pace.lags() else deltas:
+                        index = self._index[delta.request]
+                        if (index, delta.choice) not in self._open:
+                            continue
+                        news = self._take(index, delta)
+                        if news.piece.stopped:
+                            await self._engine.abort(delta.request, delta.choice)
+                        yield news
+            if self._open:  # the engine has nothing more to say, but every choice must have its end
+                raise internal()
+        except Exception:
+            self._close_all("error")
+            raise
         finally:
-            for index, choice in list(self._open):
-                self._close(index, choice, "abort")
-            for pump in pumps:
-                pump.cancel()  # closes the engine's stream, which aborts what is left of the request
-            await asyncio.gather(*pumps, return_exceptions=True)
-
-    async def _pump(self, index: int) -> None:
-        """Puts the deltas of one prompt into the queue, then None, or what was raised."""
-        try:
-            async for delta in self._engine.generate(self._jobs[index].request):
-                self._queue.put_nowait((index, delta))
-            self._queue.put_nowait((index, None))
-        except Exception as error:
-            self._queue.put_nowait((index, error))
+            self._close_all("abort")
 
     def _take(self, index: int, delta: Delta) -> News:
         job = self._jobs[index]
@@ -124,7 +121,7 @@ class Generation:
         self.usage.completion_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             self._close(index, delta.choice, piece.finish_reason)
-        return News(index, delta.choice, piece, delta.prompt_logprobs)
+        return News(index, delta.choice, piece, delta.prompt_logprobs, delta.queued)
 
     def _observe(self, choice: _Choice, tokens: int) -> None:
         if not tokens:
@@ -149,16 +146,29 @@ class Generation:
             state.tokens,
         )
 
-    def _close_all(self, index: int, reason: str) -> None:
-        for owner, choice in list(self._open):
-            if owner == index:
-                self._close(index, choice, reason)
+    def _close_all(self, reason: str) -> None:
+        for index, choice in list(self._open):
+            self._close(index, choice, reason)
 
-    def _all_ended(self, index: int) -> None:
-        """The engine has nothing more to say of a prompt: every choice must have had its end."""
-        if any(owner == index for owner, _ in self._open):
-            self._close_all(index, "error")
-            raise internal()
+
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """`deltas` with those of one choice joined to one."""
+    whole: dict[tuple[str, int], Delta] = {}
+    for delta in deltas:
+        key = (delta.request, delta.choice)
+        whole[key] = _joined(whole[key], delta) if key in whole else delta
+    return list(whole.values())
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    return msgspec.structs.replace(
+        first,
+        tokens=first.tokens + second.tokens,
+        logprobs=None if first.logprobs is None else first.logprobs + (second.logprobs or []),
+        finish=second.finish,
+        stop_reason=second.stop_reason,
+        error=second.error,
+    )
 
 
 def _failure(delta: Delta) -> ApiError:

@@ -1,13 +1,16 @@
 """Server-sent events: the frames of a streamed answer, and the ASGI response that sends them.
 
 The status line waits for the first event, so that whatever goes wrong before it is an ordinary JSON error; after it an
-error is one `data: {"error": …}` frame and the stream ends without `[DONE]`.
+error is one `data: {"error": …}` frame and the stream ends without `[DONE]`. A stream that has nothing to say for a
+while sends comments, so that nobody on the way takes it for dead; they too wait for no event.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 from octavo.api.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: clients pass over it."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -30,10 +35,27 @@ async def gone(receive: Receive) -> None:
         pass
 
 
+@dataclass
+class Pace:
+    """Whether a client keeps up. While its connection takes no more, tokens gather; then they go as one event."""
+
+    behind: bool = False
+
+    def lags(self) -> bool:
+        """Whether a write has had to wait since the last time this was asked."""
+        behind, self.behind = self.behind, False
+        return behind
+
+
 class EventStream:
     """An ASGI response that sends `events` and stops them (`aclose`) as soon as the client is gone.
 
-    `explain` turns an exception of `events` into the error to tell.
+    Args:
+        events: frames; each goes out at once.
+        headers: beside those of every stream.
+        explain: turns an exception of `events` into the error to tell.
+        pace: is told of writes that had to wait.
+        keep_alive: seconds without an event after which a comment is sent; 0 for never.
     """
 
     def __init__(
@@ -41,6 +63,8 @@ class EventStream:
         events: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
         explain: Callable[[Exception], ApiError],
+        pace: Pace,
+        keep_alive: float = 0.0,
     ) -> None:
         self._events = events
         self._headers = {
@@ -50,35 +74,83 @@ class EventStream:
             **headers,
         }
         self._explain = explain
+        self._pace = pace
+        self._keep_alive = keep_alive
+        self._started = False
+        self._written = 0.0
+        """Time of the last write."""
+        self._lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = asyncio.create_task(self._send(scope, receive, send))
-        watcher = asyncio.create_task(gone(receive))
+        tasks = [asyncio.create_task(self._send(scope, receive, send)), asyncio.create_task(gone(receive))]
+        if self._keep_alive:
+            tasks.append(asyncio.create_task(self._comment(send)))
+        sender = tasks[0]
         try:
-            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            watcher.cancel()
-            if not sender.done():
-                sender.cancel()
-            await asyncio.gather(sender, watcher, return_exceptions=True)
+            for task in tasks:
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if not sender.cancelled():
             sender.result()
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
         try:
             async for event in self._events:
-                if not started:
-                    started = True
-                    raw = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
-                    await send({"type": "http.response.start", "status": 200, "headers": raw})
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await self._write(send, event)
         except Exception as error:
             problem = self._explain(error)
-            if not started:
+            if not self._started:
+                self._started = True
                 await problem.response()(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": frame(problem.payload()), "more_body": True})
+            await self._write(send, frame(problem.payload()))
         finally:
             await self._events.aclose()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with self._lock:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        async with self._lock:
+            if not self._started:
+                self._started = True
+                raw = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": raw})
+            waited = await _Watched(send({"type": "http.response.body", "body": data, "more_body": True}))
+            self._pace.behind = self._pace.behind or waited
+            self._written = time.monotonic()
+
+    async def _comment(self, send: Send) -> None:
+        """Send a comment whenever nothing was written for a while."""
+        self._written = time.monotonic()
+        while True:
+            quiet = time.monotonic() - self._written
+            if quiet >= self._keep_alive:
+                await self._write(send, KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._keep_alive - quiet)
+
+
+class _Watched:
+    """Awaits `work` and tells whether that had to wait for anything."""
+
+    def __init__(self, work: Awaitable[None]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        steps = self._work.__await__()
+        waited = False
+        try:
+            step = next(steps)
+            while True:
+                waited = True
+                try:
+                    value = yield step
+                except BaseException as error:  # cancelling reaches the work
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(value)
+        except StopIteration:
+            return waited

@@ -8,10 +8,9 @@ from octavo.types import Delta, FinishReason, Sampled, TokenLogprobs, Work
 
 
 class Ledger:
-    """Deltas not yet handed out. `epoch` is written into each."""
+    """Deltas not yet handed out."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self) -> None:
         self.deltas: list[Delta] = []
 
     def note(
@@ -27,7 +26,6 @@ class Ledger:
         delta = Delta(
             request=seq.request.id,
             choice=seq.choice,
-            epoch=self.epoch,
             start=seq.outputs - len(tokens),
             tokens=tokens,
             logprobs=logprobs,

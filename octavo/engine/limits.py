@@ -164,10 +164,13 @@ class Suspects:
     `groups` is a stack of sets of suspects. Only those of the top group run, and one step at a time, so that a
     failure tells. Who gets a token is cleared; a group that fails is halved; who fails alone is the culprit. While
     there are suspects nothing else runs: it would only become suspect too.
+
+    What `isolate` names stands at the bottom of the stack, first come on top, and must make more than one token.
     """
 
     def __init__(self) -> None:
-        self._groups: list[dict[Sequence, None]] = []
+        self._groups: list[dict[Sequence, int]] = []
+        """Tokens that each suspect must still make."""
         self._wait = False
 
     @property
@@ -181,7 +184,21 @@ class Suspects:
         half = (len(sequences) + 1) // 2
         for part in (sequences[half:], sequences[:half]):
             if part:
-                self._groups.append(dict.fromkeys(part))
+                self._groups.append(dict.fromkeys(part, 1))
+
+    def isolate(self, sequences: list[Sequence], tokens: int) -> None:
+        """These run together, apart from all others, until each has made so many tokens."""
+        if sequences:
+            self._groups.insert(0, dict.fromkeys(sequences, tokens))
+
+    def acquit(self, seq: Sequence, tokens: int) -> None:
+        """This sequence has made so many tokens, and nothing has broken."""
+        for group in self._groups:
+            if seq in group:
+                group[seq] -= tokens
+                if group[seq] <= 0:
+                    self.clear(seq)
+                return
 
     def clear(self, seq: Sequence) -> None:
         """This sequence is innocent, or gone."""

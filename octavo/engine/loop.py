@@ -16,6 +16,9 @@ from octavo.types import BlockUse, Delta, EngineStats, Executor, Future, KVGroup
 
 Observer = Callable[[StepPlan, float], None]
 """Called after each step that went well, with its plan and its seconds."""
+Announce = Callable[[list[str]], None]
+"""Called before a step is submitted, with the ids of all requests then in flight, and with none when the engine falls
+idle: whoever looks after the engine learns who was there when it died."""
 
 
 class _Failed:
@@ -47,6 +50,7 @@ class Engine:
         self.executor = executor
         self.depth = depth
         self.observers = list(observers)
+        self.announce: Announce | None = None
         self._clock = clock
         self._flying: deque[tuple[StepPlan, Future, float]] = deque()
         self._retired = 0.0
@@ -61,6 +65,10 @@ class Engine:
         """End a request, or one choice; the next step tells with finish "abort". No-op if unknown or finished."""
         self.scheduler.abort(request_id, choice)
 
+    def isolate(self, request_id: str, tokens: int) -> None:
+        """Run a request apart from all others until each of its choices has made `tokens` new tokens."""
+        self.scheduler.isolate(request_id, tokens)
+
     @property
     def idle(self) -> bool:
         """Nothing to compute, nothing in flight, nothing to tell."""
@@ -68,8 +76,16 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Plan and submit what fits, wait for the oldest plan, return the news."""
+        deltas = self._step()
+        if self.announce is not None and self.idle:
+            self.announce([])
+        return deltas
+
+    def _step(self) -> list[Delta]:
         began = self._clock()
         while len(self._flying) < self.depth and (plan := self.scheduler.plan()):
+            if self.announce is not None:
+                self.announce(self.scheduler.in_flight())
             submitted = self._clock()
             self._flying.append((plan, self._submit(plan), submitted))
         waiting = self._clock()
@@ -150,7 +166,6 @@ def build_engine(
     policy: str = "fcfs",
     depth: int = 1,
     watermark: float = 0.01,
-    epoch: int = 0,
     drafter: Callable[[Sequence], list[int]] | None = None,
     limits: Iterable[Limit] = (),
     clock: Callable[[], float] = time.perf_counter,
@@ -201,7 +216,6 @@ def build_engine(
         chunking=enable_chunked_prefill,
         by_priority=policy == "priority",
         watermark=watermark,
-        epoch=epoch,
         drafter=drafter,
         clock=clock,
     )

@@ -50,7 +50,6 @@ class Scheduler:
         chunking: a prompt may be computed in parts.
         by_priority: serve by `Request.priority` before arrival.
         watermark: share of the blocks kept free on admission.
-        epoch: life of the engine, written into every delta.
         drafter: guesses the next tokens of a sequence; verified by the next step.
         clock: seconds, to tell how long a request waited.
     """
@@ -67,7 +66,6 @@ class Scheduler:
         chunking: bool = True,
         by_priority: bool = False,
         watermark: float = 0.01,
-        epoch: int = 0,
         drafter: Callable[[Sequence], list[int]] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -84,7 +82,7 @@ class Scheduler:
         self.reserve = Reserve(memory, watermark)
         self.stats = EngineStats()
         self.computed_tokens = 0
-        self.ledger = Ledger(epoch)
+        self.ledger = Ledger()
         self.roster = Roster(memory, self.reserve, self.suspects, self.stats, slots)
         self.flights: deque[Flight] = deque()
         self._forking: list[Family] = []
@@ -137,6 +135,16 @@ class Scheduler:
             if choice is None or seq.choice == choice:
                 self.ledger.note(seq, [], "abort")
                 self.roster.end(seq, "abort")
+
+    def isolate(self, request_id: str, tokens: int) -> None:
+        """A request that may break a step: it runs apart from all others until each of its choices has made `tokens`
+        new tokens. No-op if it is unknown or has ended."""
+        if (family := self.roster.families.get(request_id)) is not None:
+            self.suspects.isolate(list(family.live.values()), tokens)
+
+    def in_flight(self) -> list[str]:
+        """Ids of the requests that plans in flight compute."""
+        return list(dict.fromkeys(seq.request.id for flight in self.flights for seq, _ in flight.entries))
 
     def _resume(self, seq: Sequence) -> None:
         """Take the output of an earlier life as known; it may have been the whole of it."""
@@ -390,7 +398,7 @@ class Scheduler:
         if not tokens and end is None:
             return
         if self.suspects.active:
-            self.suspects.clear(seq)
+            self.suspects.acquit(seq, len(tokens))
         self.stats.generation_tokens += len(tokens)
         logprobs = None
         if row.logprobs is not None and seq.request.sampling.logprobs is not None:

@@ -101,6 +101,7 @@ class ScriptEngine:
     """Output tokens after which a row fails, as one with NaN logits does."""
     cached: int = 0
     numbers: EngineStats = field(default_factory=EngineStats)
+    announce: Callable[[list[str]], None] | None = None
 
     @property
     def idle(self) -> bool:
@@ -119,6 +120,9 @@ class ScriptEngine:
             self.aborts.append((request_id, choice))
         for key in found:
             del self.live[key]
+
+    def isolate(self, request_id: str, tokens: int) -> None:
+        pass
 
     def step(self) -> list[Delta]:
         time.sleep(self.pause)

@@ -24,7 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"unbuilt"},
     "wire": SHARED | {"info"},
     "engine": SHARED,
-    "client": SHARED | {"info", "config", "wire", "process", "engine"},
+    "flight_recorder": set(),
+    "recovery": set(),
+    "client": SHARED | {"info", "config", "wire", "process", "engine", "flight_recorder", "recovery"},
     "text": SHARED,
     "checkpoint": {"contract", "quant"},
     "quant": {"contract"},
@@ -38,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
     "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
-    "process": SHARED | {"build", "wire", "config", "info", "engine"},
+    "process": SHARED | {"build", "wire", "config", "info", "engine", "flight_recorder"},
 }
 BUILD_MAY_BE_IMPORTED_BY = {"llm", "process", "api/cli.py", "api/serve.py", "api/run.py", "api/terminal.py"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}

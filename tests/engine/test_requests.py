@@ -98,10 +98,9 @@ def test_prompt_logprobs_do_not_depend_on_chunks_and_leave_a_cache() -> None:
     assert answers[0] is not None and answers[0] == answers[1] == answers[2]
 
 
-def test_epoch_start_and_logprobs() -> None:
-    engine = engine_of(epoch=4)
+def test_start_and_logprobs() -> None:
+    engine = engine_of()
     out = one(engine, request("a", range(10), 5, logprobs=2))
-    assert out.first["a", 0].epoch == out.finish["a", 0].epoch == 4
     assert [entry.token for entry in out.logprobs["a", 0]] == out.tokens["a", 0]
     assert one(engine, request("b", range(10), 5)).first["b", 0].logprobs is None
 

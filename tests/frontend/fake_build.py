@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine, build_engine
-from octavo.engine.fake import FakeExecutor, FakeModel
+from octavo.engine.fake import FakeExecutor, FakeModel, Member
 from octavo.info import ModelInfo
 from octavo.types import Delta, EngineStats, KVGroup, Request
 
 OnProgress = Callable[[str, int, int], None]
+GROUPS = (KVGroup((0,)),)
+POISON = 666
 
 
 def expected(request: Request, choice: int = 0) -> list[int]:
@@ -33,6 +36,7 @@ class ScriptedEngine:
     steps: int = 0
     given: int = 0
     closed: bool = False
+    announce: Callable[[list[str]], None] | None = None
 
     @property
     def idle(self) -> bool:
@@ -43,7 +47,8 @@ class ScriptedEngine:
             raise ValueError(f"request id {request.id} is in use")
         if len(request.prompt) > 100:
             raise ValueError("the prompt is longer than 100 tokens")
-        self.live[request.id] = (request, dict.fromkeys(range(request.n), 0))
+        done = [len(request.resume[choice]) if request.resume else 0 for choice in range(request.n)]
+        self.live[request.id] = (request, dict(enumerate(done)))
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         if request_id in self.live:
@@ -52,6 +57,9 @@ class ScriptedEngine:
                 self.news.append(Delta(request_id, index, start=left.pop(index), finish="abort"))
             if not left:
                 del self.live[request_id]
+
+    def isolate(self, request_id: str, tokens: int) -> None:
+        pass
 
     def step(self) -> list[Delta]:
         self.steps += 1
@@ -119,10 +127,55 @@ def hanging(config: EngineConfig, on_progress: OnProgress) -> Scripted:
 
 def paged(config: EngineConfig, on_progress: OnProgress) -> Scripted:
     """The real engine, short of memory, over a make-believe model."""
-    groups = (KVGroup((0,)),)
+    return _paged(config, on_progress, FakeExecutor(FakeModel(GROUPS)))
+
+
+def unhurried(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    """As `paged`, with steps of 4 ms."""
+    return _paged(config, on_progress, FakeExecutor(FakeModel(GROUPS), step_seconds=0.004))
+
+
+def aborting(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    """As `unhurried`; a step that computes the third output token of a prompt with `POISON` ends the process."""
+
+    def fault(members: list[Member]) -> Exception | None:
+        if any(_poisoned(member, POISON) for member in members):
+            os.abort()
+        return None
+
+    return _paged(config, on_progress, FakeExecutor(FakeModel(GROUPS), step_seconds=0.004, step_fault=fault))
+
+
+def sticking(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    """As `aborting`, but the step never ends."""
+
+    def fault(members: list[Member]) -> Exception | None:
+        while any(_poisoned(member, POISON) for member in members):
+            time.sleep(1)
+        return None
+
+    return _paged(config, on_progress, FakeExecutor(FakeModel(GROUPS), step_seconds=0.004, step_fault=fault))
+
+
+def crowded(config: EngineConfig, on_progress: OnProgress) -> Scripted:
+    """As `aborting`, but only in the company of others."""
+
+    def fault(members: list[Member]) -> Exception | None:
+        if len(members) > 1 and any(_poisoned(member, POISON) for member in members):
+            os.abort()
+        return None
+
+    return _paged(config, on_progress, FakeExecutor(FakeModel(GROUPS), step_seconds=0.004, step_fault=fault))
+
+
+def _poisoned(member: Member, token: int) -> bool:
+    return token in member.request.prompt and member.work.start + member.work.n >= len(member.request.prompt) + 3
+
+
+def _paged(config: EngineConfig, on_progress: OnProgress, executor: FakeExecutor) -> Scripted:
     engine = build_engine(
-        FakeExecutor(FakeModel(groups)),
-        groups=groups,
+        executor,
+        groups=GROUPS,
         blocks=(60,),
         max_num_seqs=16,
         max_num_batched_tokens=64,

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -35,21 +37,29 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 5,
     return Request(id=name, prompt=prompt, sampling=SamplingParams(n=n), seed=1, max_tokens=max_tokens, n=n)
 
 
-async def tokens(client: Client, asked: Request) -> dict[int, list[int]]:
+async def deltas_of(client: Client, *asked: Request) -> AsyncIterator[Delta]:
+    """What comes, one by one."""
+    async with aclosing(client.generate(*asked)) as stream:  # type: ignore[type-var]
+        async for deltas in stream:
+            for delta in deltas:
+                yield delta
+
+
+async def tokens(client: Client, asked: Request, *others: Request) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {choice: [] for choice in range(asked.n)}
-    async for delta in client.generate(asked):
+    async for delta in deltas_of(client, asked, *others):
         assert delta.start == len(found[delta.choice])
         found[delta.choice] += delta.tokens
     return found
 
 
 async def ends(client: Client, asked: Request) -> list[Delta]:
-    return [delta async for delta in client.generate(asked) if delta.finish is not None]
+    return [delta async for delta in deltas_of(client, asked) if delta.finish is not None]
 
 
-async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition; the test fails when it takes ten seconds."""
-    async with asyncio.timeout(10) if sys.version_info >= (3, 11) else _no_limit():
+async def until(done: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+    """Wait for a condition; the test fails when it takes longer."""
+    async with asyncio.timeout(seconds) if sys.version_info >= (3, 11) else _no_limit():
         while not await done():
             await asyncio.sleep(0.005)
 
@@ -65,15 +75,15 @@ def builders_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
-def make(kind: str, builder: Callable[..., object]) -> Client:
+def make(kind: str, builder: Callable[..., object], config: EngineConfig = CONFIG) -> Client:
     if kind == "thread":
-        return InProcess(lambda: builder(CONFIG, lambda what, done, total: None))  # type: ignore[arg-type, return-value]
-    return Process(CONFIG, f"tests.frontend.fake_build:{builder.__name__}")
+        return InProcess(lambda: builder(config, lambda what, done, total: None))  # type: ignore[arg-type, return-value]
+    return Process(config, f"tests.frontend.fake_build:{builder.__name__}")
 
 
 @asynccontextmanager
-async def started(kind: str, builder: Callable[..., object]) -> AsyncIterator[Client]:
-    client = make(kind, builder)
+async def started(kind: str, builder: Callable[..., object], **options: Any) -> AsyncIterator[Client]:
+    client = make(kind, builder, replace(CONFIG, **options))
     await client.start()
     try:
         yield client
@@ -128,7 +138,7 @@ def test_the_real_engine_short_of_memory(kind: str) -> None:
                 assert by_choice == {choice: FakeModel().continuation(one, choice) for choice in range(one.n)}
             with pytest.raises(RequestRejected):
                 await tokens(client, request("long", prompt=(1,) * 200))
-            stopped = client.generate(request("stopped", max_tokens=80, n=2))
+            stopped = deltas_of(client, request("stopped", max_tokens=80, n=2))
             await stopped.__anext__()
             await client.abort("stopped", 0)
             await client.abort("stopped")
@@ -166,7 +176,7 @@ def test_a_cancelled_iterator_aborts(kind: str) -> None:
     async def main() -> None:
         async with started(kind, slow) as client:
             task = asyncio.create_task(tokens(client, request("gone", max_tokens=FOREVER, n=4)))
-            closed = client.generate(request("closed", max_tokens=FOREVER))
+            closed = deltas_of(client, request("closed", max_tokens=FOREVER))
             await closed.__anext__()
             assert (await client.stats()).running == 2
             task.cancel()
@@ -189,7 +199,7 @@ def test_an_aborted_id_may_be_used_again(kind: str) -> None:
     async def main() -> None:
         async with started(kind, slow) as client:
             for i in range(20):
-                stream = client.generate(request("same", max_tokens=FOREVER))
+                stream = deltas_of(client, request("same", max_tokens=FOREVER))
                 await stream.__anext__()
                 await stream.aclose()  # type: ignore[attr-defined]
                 again = request("same", prompt=(i,), max_tokens=2)
@@ -202,7 +212,7 @@ def test_an_aborted_id_may_be_used_again(kind: str) -> None:
 def test_abort_of_one_choice_and_of_all(kind: str) -> None:
     async def main() -> None:
         async with started(kind, slow) as client:
-            stream = client.generate(request("a", max_tokens=FOREVER, n=2))
+            stream = deltas_of(client, request("a", max_tokens=FOREVER, n=2))
             await stream.__anext__()
             await client.abort("a", 1)
             await client.abort("a", 1)
@@ -219,10 +229,9 @@ def test_abort_of_one_choice_and_of_all(kind: str) -> None:
     asyncio.run(main())
 
 
-@both
-def test_a_failing_step_ends_every_request(kind: str) -> None:
+def test_a_failing_step_ends_every_request() -> None:
     async def main() -> None:
-        async with started(kind, failing) as client:
+        async with started("thread", failing) as client:
             found = await asyncio.gather(*(ends(client, request(f"r{i}", max_tokens=FOREVER, n=2)) for i in range(3)))
             for deltas in found:
                 assert sorted(d.choice for d in deltas) == [0, 1]
@@ -237,22 +246,23 @@ def test_a_failing_step_ends_every_request(kind: str) -> None:
     asyncio.run(main())
 
 
-def test_a_killed_process_ends_every_request() -> None:
+@both
+def test_several_requests_in_one_stream(kind: str) -> None:
     async def main() -> None:
-        async with started("process", slow) as client:
-            assert isinstance(client, Process) and client.pid is not None
-            running = [asyncio.create_task(ends(client, request(f"r{i}", max_tokens=FOREVER))) for i in range(5)]
+        async with started(kind, slow) as client:
+            asked = [request(f"r{i}", prompt=(i,), max_tokens=3 + i, n=1 + i % 2) for i in range(6)]
+            found: dict[tuple[str, int], list[int]] = {}
+            async for delta in deltas_of(client, *asked):
+                found.setdefault((delta.request, delta.choice), []).extend(delta.tokens)
+            assert found == {(one.id, choice): expected(one, choice) for one in asked for choice in range(one.n)}
+            twice = request("same", max_tokens=FOREVER)
+            with pytest.raises(RequestRejected, match="in use"):
+                await tokens(client, request("other", max_tokens=FOREVER), twice, twice)
 
-            async def all_run() -> bool:
-                return (await client.stats()).running == 5
+            async def nothing_runs() -> bool:
+                return (await client.stats()).running == 0
 
-            await until(all_run)
-            os.kill(client.pid, signal.SIGKILL)
-            found = await asyncio.wait_for(asyncio.gather(*running), timeout=10)
-            assert [[(d.finish, "SIGKILL" in (d.error or "")) for d in deltas] for deltas in found] == [
-                [("error", True)]
-            ] * 5
-            assert client.status.state == "dead" and "SIGKILL" in client.status.reason
+            await until(nothing_runs)
 
     asyncio.run(main())
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ import msgspec
 import pytest
 
 import octavo
-from octavo.config import ConfigError, EngineConfig, add_flags, cache_dir, count, environment_threads, length, size
-from octavo.unbuilt import NO_MEANING, UNBUILT, keyword
+from octavo.api import flags
+from octavo.api.cli import COMMANDS, configure
+from octavo.api.help import show
+from octavo.config import ConfigError, EngineConfig, cache_dir, count, environment_threads, length, read_option, size
+from octavo.unbuilt import NO_MEANING, UNBUILT
 
 
 def parse(*arguments: str) -> EngineConfig:
-    parser = argparse.ArgumentParser(prog="serve", usage="serve", allow_abbrev=False)
-    add_flags(parser)
-    return EngineConfig.from_namespace(parser.parse_args(arguments), parser)
+    """What `octavo serve` makes of its arguments."""
+    return configure(COMMANDS["serve"], flags.parse(COMMANDS["serve"], arguments, show))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -34,8 +36,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name.startswith("OCTAVO_") or name in ("VLLM_API_KEY", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name)
 
 
 def test_numbers_with_units() -> None:
@@ -166,13 +169,19 @@ def test_none_means_the_default() -> None:
 
 
 def test_every_field_has_help_and_a_flag() -> None:
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    text = parser.format_help()
-    for option in dataclasses.fields(EngineConfig):
-        assert option.metadata["help"].endswith((".", ")"))
-        assert f"--{option.name.replace('_', '-')}" in text
-    assert "--tensor-parallel-size" not in text
+    assert list(flags.OPTIONS) == [option.name for option in dataclasses.fields(EngineConfig)]
+    for name, flag in flags.OPTIONS.items():
+        assert flag.names[0] == f"--{name.replace('_', '-')}" and flag.dest == name
+        assert flag.help.endswith((".", ")")) and "Default:" not in flag.help
+        assert flag.group in flags.GROUPS
+
+
+def test_defaults_in_words() -> None:
+    shown = {name: flag.default for name, flag in flags.OPTIONS.items()}
+    assert shown["block_size"] == "16" and shown["watchdog_timeout"] == "300" and shown["max_request_bytes"] == "32MiB"
+    assert shown["enable_prefix_caching"] == "on" and shown["enable_log_requests"] == "off"
+    assert shown["allowed_methods"] == "*" and shown["allowed_origins"] == "" and shown["revision"] == ""
+    assert shown["max_model_len"] == "the model's own" and shown["override_generation_config"] == ""
 
 
 @pytest.mark.parametrize(
@@ -198,7 +207,7 @@ def test_every_field_has_help_and_a_flag() -> None:
         (("--speculative-config", '{"method": "ngram"}'), "Speculative decoding is not built yet"),
         (("--distributed-executor-backend", "ray"), "Ray"),
         (("--cpu-offload-gb", "4"), "Leave it at 0"),
-        (("--nonsense", "1"), "unrecognized arguments: --nonsense"),
+        (("--nonsense", "1"), "unknown argument --nonsense"),
     ],
 )
 def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str) -> None:
@@ -260,8 +269,11 @@ def test_options_without_a_meaning_warn(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_tables_and_fields_do_not_overlap() -> None:
     names = [option.name for option in dataclasses.fields(EngineConfig)]
-    names += [row.keyword for row in UNBUILT] + [keyword(flag) for flag in NO_MEANING]
+    names += [row.keyword for row in UNBUILT] + [row.keyword for row in NO_MEANING]
     assert len(names) == len(set(names))
+    spellings = [name for flag in flags.OPTIONS.values() for name in flag.names]
+    spellings += [name for row in (*UNBUILT, *NO_MEANING) for name in row.flags]
+    assert len(spellings) == len(set(spellings))
 
 
 def test_unknown_keywords_get_a_hint() -> None:
@@ -378,10 +390,36 @@ def test_what_cannot_cross_processes_is_refused(option: dict[str, Any]) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(largest), type=EngineConfig) == largest
 
 
-def test_help_says_defaults_in_words() -> None:
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    text = parser.format_help()
-    assert "MISSING" not in text and "Default: None" not in text and "Default: ()" not in text
-    words = " ".join(text.split())
-    assert "Default: 16." in words and "Default: True." in words
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("port", "80", 80),
+        ("gpu_memory_utilization", "5e-1", 0.5),
+        ("enable_prefix_caching", "No", False),
+        ("enable_log_requests", "1", True),
+        ("max_model_len", "4k", 4000),
+        ("max_request_bytes", "1MiB", 2**20),
+        ("override_generation_config", '{"top_k": 3}', {"top_k": 3}),
+        ("api_key", "a,b", ("a,b",)),
+        ("block_size", "32", 32),
+        ("revision", "1.0", "1.0"),
+    ],
+)
+def test_options_from_text(name: str, text: str, value: object) -> None:
+    assert read_option(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("port", "http", "port must be a whole number, got 'http'"),
+        ("request_timeout", "soon", "must be a number"),
+        ("enable_log_requests", "maybe", "must be true or false"),
+        ("enable_log_requests", 1, "must be bool"),
+        ("revision", 1.0, "revision must be text, got 1.0"),
+        ("block_size", "17", "one of 16, 32, 64, 128"),
+    ],
+)
+def test_wrong_text(name: str, value: object, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        read_option(name, value)
