@@ -1,13 +1,12 @@
 """What a user may say: one flat, frozen value. Flags, help, keyword arguments and checks all come from its fields.
 
 This is the only module that reads environment variables: OCTAVO_CACHE, XDG_CACHE_HOME, OCTAVO_API_KEY, VLLM_API_KEY,
-OMP_NUM_THREADS.
+OMP_NUM_THREADS, and for the command line OCTAVO_ and the name of any option, such as OCTAVO_MAX_MODEL_LEN.
 Those of the model hub (HF_TOKEN, HF_HUB_OFFLINE, HF_HOME) are left to its library.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import logging
@@ -15,16 +14,19 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from octavo.unbuilt import NO_MEANING, UNBUILT, keyword, refuse
+from octavo.unbuilt import NO_MEANING, UNBUILT, refuse
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2"
 """An alias that the build step turns into a small instruct model."""
+
+TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""How booleans are written in text."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -279,8 +281,8 @@ class EngineConfig:
     request_timeout: float | None = _option(
         None,
         "requests",
-        "Seconds a request may take; then it ends with what there is, or a 408 (a request may ask for less with "
-        "`timeout`). Default: no limit.",
+        "Seconds a request may take; then it ends with a 408, a stream with an error event (a request may ask for "
+        "less with `timeout`). Default: no limit.",
         kind=float,
         least=0.001,
     )
@@ -357,6 +359,8 @@ class EngineConfig:
             raise ConfigError("max_model_len must be at least 1, or -1 to fit it to the memory, got 0.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none.")
+        if self.max_num_reqs_per_key is not None and not self.api_key:
+            raise ConfigError("max_num_reqs_per_key counts by API key: give an api_key, or use max_num_queued_reqs.")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise ConfigError("enable_log_outputs needs enable_log_requests.")
 
@@ -370,7 +374,7 @@ class EngineConfig:
         """
         known = {option.name for option in fields(cls)}
         unbuilt = {option.keyword: option for option in UNBUILT}
-        passed = {keyword(flag): why for flag, (_, why) in NO_MEANING.items()}
+        passed = {option.keyword: option.reason for option in NO_MEANING}
         given = {}
         for name, value in keywords.items():
             if name in known and value is None:
@@ -389,22 +393,33 @@ class EngineConfig:
                 )
         return cls(**given)
 
-    @classmethod
-    def from_namespace(
-        cls, namespace: argparse.Namespace, parser: argparse.ArgumentParser | None = None
-    ) -> EngineConfig:
-        """From parsed arguments; keys from the environment where no --api-key was given. With `parser`, a wrong value
-        ends the program as argparse does (exit status 2) instead of raising `ConfigError`."""
-        given = {
-            option.name: value for option in fields(cls) if (value := getattr(namespace, option.name, None)) is not None
-        }
-        given.setdefault("api_key", environment_api_key())
+
+def read_option(name: str, value: Any) -> Any:
+    """The value of an option that was written in a config file or an environment variable, where numbers and booleans
+    may be text.
+
+    Raises:
+        ConfigError: it has the wrong type or is out of range.
+    """
+    option = next(option for option in fields(EngineConfig) if option.name == name)
+    if isinstance(value, str) and not option.metadata["several"]:
+        value = _from_text(name, value, option.metadata["kind"])
+    return _checked(name, value, option.default, option.metadata)
+
+
+def _from_text(name: str, text: str, kind: Callable[[str], Any]) -> Any:
+    if kind is bool:
         try:
-            return cls(**given)
-        except ConfigError as error:
-            if parser is None:
-                raise
-            parser.error(str(error))
+            return TRUTH[text.strip().lower()]
+        except KeyError:
+            raise ConfigError(f"{name} must be true or false, got {text!r}.") from None
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise ConfigError(f"{name} must be {wanted}, got {text!r}.") from None
+    return text
 
 
 def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
@@ -458,95 +473,24 @@ def _json_list(name: str, text: str) -> list[Any]:
     return list(items)
 
 
-class _Refuse(argparse.Action):
-    """A flag of something not built: nothing is stored; a value with an effect ends the program."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        option = next(row for row in UNBUILT if self.option_strings[0] in row.flags)
-        if sentence := refuse(option, True if self.nargs == 0 else values):
-            parser.error(sentence)
-
-
-class _Warn(argparse.Action):
-    """A flag without a meaning here."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        logger.warning("%s has no effect here: %s.", self.option_strings[0], NO_MEANING[self.option_strings[0]][1])
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a flag for each field of `EngineConfig`, in groups, and vLLM's other flags (hidden from the help).
-    A flag that is not given leaves None in the namespace; `EngineConfig.from_namespace` reads it."""
-    groups: dict[str, Any] = {}
-    for option in fields(EngineConfig):
-        about = option.metadata
-        group = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
-        groups[about["group"]] = group
-        flag = "--" + option.name.replace("_", "-")
-        names = [flag, *about["flags"]]
-        silent = option.default is MISSING or option.default in (None, "", ())
-        shown = "" if silent else f" Default: {option.default}."
-        text = (about["help"] + ("" if "Default:" in about["help"] else shown)).replace("%", "%%")
-        if about["kind"] is bool:
-            group.add_argument(*names, action=argparse.BooleanOptionalAction, default=None, help=text)
-        else:
-            group.add_argument(
-                *names,
-                type=_reader(about["kind"]),
-                default=None,
-                choices=about["choices"] or None,
-                nargs="+" if about["several"] else None,
-                metavar=_metavar(option.name, about),
-                help=text,
-            )
-    for row in UNBUILT:
-        _add_hidden(parser, row.flags, row.kind, _Refuse)
-    for flag, (kind, _) in NO_MEANING.items():
-        _add_hidden(parser, (flag,), kind, _Warn)
-
-
-def _add_hidden(
-    parser: argparse.ArgumentParser, flags: tuple[str, ...], kind: Callable[[str], Any], action: type[argparse.Action]
-) -> None:
-    if kind is bool:
-        parser.add_argument(*flags, action=action, nargs=0, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    else:
-        parser.add_argument(*flags, action=action, type=kind, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def _reader(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return kind(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    read.__name__ = getattr(kind, "__name__", "value")
-    return read
-
-
-def _metavar(name: str, about: Any) -> str | None:
-    if about["choices"]:
-        return None
-    return "N" if about["kind"] in (int, float, count, length) else name.rpartition("_")[2].upper()
-
-
 def environment_api_key() -> tuple[str, ...]:
     """The key from OCTAVO_API_KEY, or VLLM_API_KEY; empty where neither is set."""
     key = os.environ.get("OCTAVO_API_KEY") or os.environ.get("VLLM_API_KEY")
     return (key,) if key else ()
+
+
+def environment_options() -> dict[str, str]:
+    """What the variables OCTAVO_<NAME> say, by name in small letters, except OCTAVO_CACHE and OCTAVO_API_KEY. Empty
+    ones count as not set, and so do those that Kubernetes makes for a service called octavo (OCTAVO_PORT=tcp://...)."""
+    return {
+        name.removeprefix("OCTAVO_").lower(): text
+        for name, text in os.environ.items()
+        if name.startswith("OCTAVO_") and name not in ("OCTAVO_CACHE", "OCTAVO_API_KEY")
+        if text.strip() and not _OF_KUBERNETES.search(f"{name}={text}")
+    }
+
+
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_(TCP|UDP|SCTP)|=(tcp|udp|sctp)://")
 
 
 def environment_threads() -> int | None:

@@ -1,4 +1,9 @@
-"""The command line: `octavo serve`, `octavo run`, `octavo chat`."""
+"""The program `octavo`: serve, run, chat, complete.
+
+Exit statuses: 0 ended as asked, 1 an error while running, 2 a wrong command line, 130 Ctrl-C, 143 SIGTERM.
+
+What a command needs is loaded when it runs, so that --help and the client commands are quick to start.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +11,39 @@ import argparse
 import contextlib
 import difflib
 import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import octavo
-from octavo.api.local import local_server
-from octavo.api.serve import CannotServe, Parts, serve
-from octavo.api.terminal import Conversation, Endpoint, TalkError, continue_text, say
-from octavo.build import build_text
-from octavo.client import Process
-from octavo.config import EngineConfig, add_flags, environment_api_key
+from octavo.api.flags import OPTIONS, Command, Flag, Positional, parse
+from octavo.api.help import show
+from octavo.api.terminal import Continuation, Conversation, Endpoint, Session, TalkError
+from octavo.config import ConfigError, EngineConfig, environment_api_key
 
-PARTS = Parts(engine=Process, text=build_text)
+if TYPE_CHECKING:
+    from octavo.api.serve import Parts
+
+DEFAULT_URL = "http://localhost:8000/v1"
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program `octavo`; returns its exit status."""
-    parser = _parser()
-    namespace, unknown = parser.parse_known_args(arguments)
-    if namespace.command is None:
-        parser.print_help()
-        return 2
-    if unknown:
-        _refuse(namespace.parser, unknown)
-    try:
-        status: int = namespace.run(namespace)
-    except (CannotServe, TalkError) as error:
-        print(f"octavo: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return status
-
-
-def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """End the program because of an argument nobody knows; say which flag may have been meant."""
-    flags = [flag for action in parser._actions for flag in action.option_strings if action.help != argparse.SUPPRESS]
-    near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=2)
-    hint = f" Did you mean {' or '.join(near)}?" if near else f" See {parser.prog} --help."
-    parser.error(f"unknown argument {unknown[0]}.{hint}")
+    """Returns the exit status; a wrong command line raises SystemExit(2), SIGTERM ends the program."""
+    with _ended_by_sigterm():
+        try:
+            return _main(sys.argv[1:] if arguments is None else arguments)
+        except (ConfigError, TalkError) as error:
+            return _fail(1, str(error))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:  # whoever read our output has enough; the interpreter must not try to write the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
 
 
 def api_server(arguments: Sequence[str] | None = None) -> int:
@@ -53,63 +51,124 @@ def api_server(arguments: Sequence[str] | None = None) -> int:
     return main(["serve", *(sys.argv[1:] if arguments is None else arguments)])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="octavo", description="Serves and runs large language models.")
-    parser.add_argument("-v", "--version", action="version", version=f"octavo {octavo.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serving = commands.add_parser(
-        "serve",
-        help="answer the OpenAI API over HTTP",
-        usage="%(prog)s [MODEL] [options]",
-        description="Serves a model over the OpenAI API.",
+def _main(arguments: Sequence[str]) -> int:
+    word = arguments[0] if arguments else ""
+    if word in ("-v", "-V", "--version"):
+        print(f"octavo {octavo.__version__}")
+        return 0
+    if word in ("", "-h", "--help", "help"):
+        print(_overview())
+        return 0 if word else 2
+    if word not in COMMANDS:
+        near = difflib.get_close_matches(word, COMMANDS, n=1)
+        hint = f"Did you mean octavo {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}; see octavo --help."
+        return _fail(2, f"there is no command {word}. {hint}")
+    namespace = parse(COMMANDS[word], arguments[1:], show)
+    return COMMANDS[word].run(namespace)
+
+
+def _fail(status: int, sentence: str) -> int:
+    print(f"octavo: error: {sentence}", file=sys.stderr)
+    return status
+
+
+def _overview() -> str:
+    return "\n".join(
+        [
+            "usage: octavo COMMAND [options]",
+            "",
+            "Serves and runs large language models.",
+            "",
+            *(f"  {command.name:10} {command.summary}" for command in COMMANDS.values()),
+            "",
+            "octavo COMMAND --help tells more; octavo --version tells the version.",
+        ]
     )
-    serving.add_argument("model_tag", nargs="?", metavar="MODEL", help="Repository name, folder, or GGUF file.")
-    add_flags(serving)
-    serving.set_defaults(run=_serve, parser=serving)
-
-    running = commands.add_parser(
-        "run",
-        help="answer one prompt in the terminal",
-        usage="%(prog)s MODEL [PROMPT] [options]",
-        description="Prints a model's answer to one prompt as it comes.",
-    )
-    running.add_argument("model_tag", metavar="MODEL", help="Repository name, folder, or GGUF file.")
-    running.add_argument("prompt", nargs="?", help="The prompt; read from standard input where it is left out.")
-    running.add_argument("--raw", action="store_true", help="Continue the text itself, without the chat template.")
-    _add_sampling(running)
-    add_flags(running)
-    running.set_defaults(run=_run, parser=running)
-
-    chatting = commands.add_parser(
-        "chat",
-        help="talk to a model in the terminal",
-        usage="%(prog)s [MODEL | --url URL] [options]",
-        description="A conversation with a model, loaded here or behind --url.",
-    )
-    chatting.add_argument(
-        "model_tag",
-        nargs="?",
-        metavar="MODEL",
-        help="Repository name, folder, or GGUF file; with --url the name of a served model.",
-    )
-    chatting.add_argument("--url", help="Talk to this server instead, such as http://localhost:8000.")
-    _add_sampling(chatting)
-    add_flags(chatting)
-    chatting.set_defaults(run=_chat, parser=chatting)
-    return parser
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("answers")
-    group.add_argument("--system", metavar="TEXT", help="System message.")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="Longest answer in tokens. Default: what fits.")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 always takes the most probable token.")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--sampling-seed", type=int, metavar="N", help="Makes the answer repeatable.")
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the program at once and quietly while it starts; as process 1 of a container it would be ignored
+    otherwise. Later the server has a handler of its own, and a model that is loaded here `_closed_by_sigterm`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _options(namespace: argparse.Namespace) -> dict[str, Any]:
+@contextlib.contextmanager
+def _closed_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves the block as an exception, so that what it holds is closed."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- what commands do
+
+
+def _serve(namespace: argparse.Namespace) -> int:
+    config = configure(COMMANDS["serve"], namespace)
+    from octavo.api.serve import serve
+
+    return serve(config, _parts())
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    prompt = namespace.prompt if namespace.prompt is not None else _input()
+    kind = Continuation if namespace.raw else Conversation
+    with _local(COMMANDS["run"], namespace) as endpoint:
+        answer = _session(kind, endpoint, namespace).turn(prompt)
+    return INTERRUPTED if answer.stopped else 0
+
+
+def _chat(namespace: argparse.Namespace) -> int:
+    return _talk(COMMANDS["chat"], Conversation, namespace)
+
+
+def _complete(namespace: argparse.Namespace) -> int:
+    return _talk(COMMANDS["complete"], Continuation, namespace)
+
+
+def _talk(command: Command, kind: type[Session], namespace: argparse.Namespace) -> int:
+    quick = _input() if namespace.quick == "-" else namespace.quick
+    with _endpoint(command, namespace) as endpoint:
+        session = _session(kind, endpoint, namespace)
+        if quick is not None:
+            return INTERRUPTED if session.turn(quick).stopped else 0
+        session.run()
+    return 0
+
+
+def _session(kind: type[Session], endpoint: Endpoint, namespace: argparse.Namespace) -> Session:
+    options = _sampling(namespace)
+    if kind is Continuation:  # a server would stop after 16 tokens
+        options = {"max_tokens": 256, **options}
+    for stream in (sys.stdin, sys.stdout):  # bytes that are no text, and terminals that cannot show all of it
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    return kind(endpoint, options, getattr(namespace, "system_prompt", None), stats=namespace.stats or False)
+
+
+def _input() -> str:
+    """All of standard input."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def _sampling(namespace: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given, as fields of a request."""
     fields = {
         "max_tokens": namespace.max_tokens,
@@ -121,56 +180,167 @@ def _options(namespace: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _config(namespace: argparse.Namespace) -> EngineConfig:
-    """The configuration, and logging as it says."""
+@contextlib.contextmanager
+def _endpoint(command: Command, namespace: argparse.Namespace) -> Iterator[Endpoint]:
+    """The server that is named, or the model, or else the server that `octavo serve` starts on this machine."""
+    parser: argparse.ArgumentParser = namespace.parser
+    if namespace.url and namespace.uds:
+        parser.error("--url and --uds name two servers; give one.")
+    url = f"unix://{os.path.abspath(namespace.uds)}" if namespace.uds else namespace.url
+    if url is None and (namespace.model_tag or namespace.model):
+        with _local(command, namespace) as endpoint:
+            yield endpoint
+        return
+    for name in ("config", *command.options):
+        if name != "model" and getattr(namespace, name) is not None:
+            flag = "--config" if name == "config" else OPTIONS[name].names[0]
+            parser.error(f"{flag} is for a model that is loaded here: name a MODEL without --url, or leave {flag} out.")
+    keys = (namespace.api_key,) if namespace.api_key else environment_api_key()
+    endpoint = Endpoint(url or DEFAULT_URL, keys[0] if keys else None)
+    try:
+        endpoint.model = namespace.model_name or namespace.model_tag or namespace.model or endpoint.first_model()
+    except TalkError as error:
+        if url is not None:
+            raise
+        raise TalkError(f"{error}; start a server with `octavo serve`, or name one (--url) or a MODEL.") from None
+    yield endpoint
+
+
+@contextlib.contextmanager
+def _local(command: Command, namespace: argparse.Namespace) -> Iterator[Endpoint]:
+    """A model that is loaded here, for as long as the block runs; warnings only, unless the user says otherwise."""
+    for name in ("url", "api_key", "model_name"):
+        if getattr(namespace, name, None) is not None:
+            flag = "--" + name.replace("_", "-")
+            namespace.parser.error(f"{flag} is for a server; a model that is loaded here needs none.")
+    namespace.log_level = namespace.log_level or "warning"
+    config = configure(command, namespace)
+    from octavo.api.local import local_server
+    from octavo.api.serve import CannotServe
+
+    try:
+        with _closed_by_sigterm(), local_server(config, _parts()) as endpoint:
+            yield endpoint
+    except CannotServe as error:
+        raise TalkError(str(error)) from None
+
+
+def configure(command: Command, namespace: argparse.Namespace) -> EngineConfig:
+    """The configuration, and logging as it says; a wrong one ends the program with exit status 2."""
+    from octavo.api.sources import configuration
+
     parser: argparse.ArgumentParser = namespace.parser
     if namespace.model_tag is not None:
         if namespace.model not in (None, namespace.model_tag):
             parser.error(f"two models are named: {namespace.model_tag} and --model {namespace.model}; name one.")
         namespace.model = namespace.model_tag
-    config = EngineConfig.from_namespace(namespace, parser)
+    try:
+        config, warnings = configuration(command, namespace)
+    except ConfigError as error:
+        parser.error(str(error))
     logging.basicConfig(
         stream=sys.stderr,
         level=config.log_level.upper(),
         format="%(levelname)s %(asctime)s %(message)s",
         datefmt="%H:%M:%S",
     )
+    for sentence in warnings:
+        logging.getLogger(__name__).warning("%s", sentence)
     return config
 
 
-def _serve(namespace: argparse.Namespace) -> int:
-    return serve(_config(namespace), PARTS)
+def _parts() -> Parts:
+    """What a server of real models is made of."""
+    from octavo.api.serve import Parts
+    from octavo.build import build_text
+    from octavo.client import Process
+
+    return Parts(engine=Process, text=build_text)
 
 
-def _run(namespace: argparse.Namespace) -> int:
-    prompt = namespace.prompt if namespace.prompt is not None else sys.stdin.read()
-    options = _options(namespace)
-    with local_server(_quiet(namespace), PARTS) as endpoint:
-        if namespace.raw:
-            continue_text(endpoint, prompt, {"max_tokens": 256, **options}, sys.stdout)
-            return 0
-        system = [{"role": "system", "content": namespace.system}] if namespace.system else []
-        say(endpoint, [*system, {"role": "user", "content": prompt}], options, sys.stdout)
-    return 0
+# -- the commands
 
+_MODEL = Positional("model_tag", "MODEL", "Repository name, folder, or GGUF file.", False)
+_ANSWERS = (
+    Flag(("--system-prompt", "--system"), "answers", "System message.", value="TEXT"),
+    Flag(("--max-tokens",), "answers", "Longest answer in tokens.", int, default="what fits"),
+    Flag(("--temperature",), "answers", "0 always takes the most probable token.", float),
+    Flag(("--top-p",), "answers", "Draw from the most probable tokens that make up this share.", float),
+    Flag(("--top-k",), "answers", "Draw from this many of the most probable tokens.", int),
+    Flag(("--sampling-seed",), "answers", "Makes the answer repeatable.", int),
+    Flag(("--stats",), "answers", "Print the time to the first token, and tokens per second.", bool),
+)
+_SERVER = (
+    Flag(("--url",), "answers", "Server to talk to; unix:///path is a unix socket.", default=DEFAULT_URL),
+    Flag(("--uds",), "answers", "Unix socket of the server to talk to.", value="PATH"),
+    Flag(("--model-name",), "answers", "Which of the served models.", default="the first"),
+    Flag(("--api-key",), "answers", "Key to send to the server.", variable="OCTAVO_API_KEY"),
+    Flag(("--quick", "-q"), "answers", "Ask this only and end; - reads it from standard input.", value="TEXT"),
+)
+_OF_A_MODEL = (
+    *(name for name, flag in OPTIONS.items() if flag.group in ("model", "cache", "scheduler", "device")),
+    "chat_template",
+    "default_chat_template_kwargs",
+    "log_level",
+)
+"""Options that matter to a model that is talked to here."""
+_ALWAYS_FITS = tuple(
+    flag._replace(default="256") if flag.names[0] == "--max-tokens" else flag
+    for flag in _ANSWERS
+    if flag.names[0] != "--system-prompt"
+)
 
-def _chat(namespace: argparse.Namespace) -> int:
-    options = _options(namespace)
-    with contextlib.ExitStack() as stack:
-        if namespace.url:
-            keys = namespace.api_key or environment_api_key()
-            endpoint = Endpoint(namespace.url, keys[0] if keys else None, namespace.model_tag)
-            endpoint.model = endpoint.model or endpoint.first_model()
-        else:
-            endpoint = stack.enter_context(local_server(_quiet(namespace), PARTS))
-        Conversation(endpoint, options, namespace.system).run()
-    return 0
-
-
-def _quiet(namespace: argparse.Namespace) -> EngineConfig:
-    """The configuration of a model that is talked to here: warnings only, unless the user says otherwise."""
-    namespace.log_level = namespace.log_level or "warning"
-    return _config(namespace)
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            "serve",
+            "answer the OpenAI API over HTTP",
+            "[MODEL] [options]",
+            "Serves a model over the OpenAI API.",
+            (_MODEL,),
+            (),
+            tuple(OPTIONS),
+            _serve,
+        ),
+        Command(
+            "run",
+            "answer one prompt in the terminal",
+            "MODEL [PROMPT] [options]",
+            "Prints a model's answer to one prompt as it comes.",
+            (
+                _MODEL._replace(required=True),
+                Positional("prompt", "PROMPT", "Read from standard input where it is left out.", False),
+            ),
+            (
+                Flag(("--raw",), "answers", "Continue the text itself, without the chat template.", bool),
+                *_ANSWERS,
+            ),
+            _OF_A_MODEL,
+            _run,
+        ),
+        Command(
+            "chat",
+            "talk to a model, here or behind a URL",
+            "[MODEL | --url URL] [options]",
+            "A conversation with a model: one that is loaded here, or one of a server.",
+            (_MODEL,),
+            (*_SERVER, *_ANSWERS),
+            _OF_A_MODEL,
+            _chat,
+        ),
+        Command(
+            "complete",
+            "let a model continue texts, here or behind a URL",
+            "[MODEL | --url URL] [options]",
+            "Each line is a text that a model continues: one that is loaded here, or one of a server.",
+            (_MODEL,),
+            (*_SERVER, *_ALWAYS_FITS),
+            _OF_A_MODEL,
+            _complete,
+        ),
+    )
+}
 
 
 if __name__ == "__main__":
