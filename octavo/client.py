@@ -108,6 +108,10 @@ class AsyncEngine(Protocol):
     def restarts(self) -> int:
         """How often the engine has been started again."""
 
+    @property
+    def replayed(self) -> int:
+        """Requests that have gone on after that."""
+
     def generate(self, *requests: Request) -> AsyncGenerator[list[Delta], None]:
         """The requests' deltas as they come, those that came together in one list; ends when each choice of each
         request has a finish reason. Closing or cancelling the iterator aborts the requests. If the engine dies for
@@ -216,6 +220,7 @@ class _Client(ABC):
 
     def __init__(self) -> None:
         self.restarts = 0
+        self.replayed = 0
         self._status = Status("loading")
         self._records: dict[str, _Record] = {}
         """In the order of arrival."""
@@ -493,6 +498,7 @@ class Process(_Client):
         else:
             records = [record for record in self._records.values() if record.open]
             logger.warning("the engine runs again; %d requests go on", len(records))
+            self.replayed += len(records)
             self._post(Replay([record.replayed(self._history.alone(record.request.id)) for record in records]))
         super()._ready(info)
 

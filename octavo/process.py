@@ -20,6 +20,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from octavo import logs
 from octavo.config import EngineConfig
 from octavo.flight_recorder import FlightRecorder
 from octavo.wire import Connection, Failed, Progress, Ready, Served, ToEngine, run
@@ -47,12 +48,7 @@ def main() -> int:
     config = connection.receive(msgspec.msgpack.Decoder(EngineConfig))
     if config is None:
         return 0
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.log_level.upper(),
-        format="%(levelname)s %(asctime)s [engine] %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    logs.configure(config, "engine")
     try:
         return serve(connection, config, find_builder(arguments.builder), FlightRecorder(arguments.recorder))
     except ConnectionError:

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from octavo.api import chat, completions, models, system, tokenize
 from octavo.api.errors import ApiError
 from octavo.api.frontend import Service
+from octavo.api.http_metrics import Measured
 from octavo.api.middleware import ApiKeys, Faults, RequestId
 
 ROUTES: tuple[tuple[str, str, object], ...] = (
@@ -52,6 +53,7 @@ def _middleware(service: Service) -> list[Middleware]:
     """Outermost first."""
     config = service.config
     layers = [Middleware(RequestId)]
+    layers.append(Middleware(Measured))
     if config.allowed_origins:
         layers.append(
             Middleware(

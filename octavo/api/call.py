@@ -17,11 +17,13 @@ from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend, Service
 from octavo.api.generation import Generation, Job, News
 from octavo.api.logprobs import TokenNames, prompt_entries
-from octavo.api.middleware import clean_request_id, explain, key_of
+from octavo.api.middleware import clean_request_id, explain, key_of, route_path
 from octavo.api.prompts import beside
+from octavo.api.record import Origin, Record
 from octavo.api.schemas import GenerationBody, Ignored, RepetitionDetection
 from octavo.api.sse import DONE, EventStream, Pace, frame, gone
 from octavo.api.timed import TimedGeneration
+from octavo.logs import REQUEST_ID
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
 from octavo.text.request import RequestFactory
 
@@ -68,6 +70,7 @@ class Call:
     """Which API key the caller has."""
     arrived: float
     """When, on the monotonic clock."""
+    origin: Origin
     pace: Pace = field(default_factory=Pace)
 
     def internal_id(self, prompt: int) -> str:
@@ -127,7 +130,17 @@ def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
     if body.priority and service.config.scheduling_policy != "priority":
         why = "requests run in the order they come; the server can be started with --scheduling-policy priority"
         ignored.append(Ignored("priority", f"The field `priority` has no effect: {why}."))
-    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, time.monotonic())
+    arrived = time.monotonic()
+    origin = origin_of(http, request_id, model, arrived)
+    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, arrived, origin)
+
+
+def origin_of(http: HttpRequest, request_id: str, model: str, arrived: float) -> Origin:
+    """What logs and traces say of where a call comes from; from here on log lines carry `request_id`."""
+    REQUEST_ID.set(request_id)
+    trace = {name: value for name in ("traceparent", "tracestate") if (value := http.headers.get(name))}
+    client = f"{http.client.host}:{http.client.port}" if http.client else ""
+    return Origin(request_id, route_path(http.scope), model, client, arrived, trace)
 
 
 def sampling_of(
@@ -223,9 +236,12 @@ def prompt_scores(call: Call, news: News) -> list[Any] | None:
 
 def start(call: Call, jobs: Sequence[Job]) -> TimedGeneration:
     """The generation that answers `call`."""
-    front = call.front
+    front, service = call.front, call.service
+    record = Record(call.origin, [job.request for job in jobs], service.metrics.requests, service.listeners)
+    if service.stats_log is not None:
+        service.stats_log.poke()
     return TimedGeneration(
-        Generation(front.engine, jobs, front.metrics, call.pace),
+        Generation(front.engine, jobs, record, call.pace),
         front.engine,
         [job.request.id for job in jobs],
         call.arrived,

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import octavo
+from octavo import logs
 from octavo.api.flags import OPTIONS, Command, Flag, Positional, parse
 from octavo.api.help import show
 from octavo.api.terminal import Continuation, Conversation, Endpoint, Session, TalkError
@@ -238,12 +239,7 @@ def configure(command: Command, namespace: argparse.Namespace) -> EngineConfig:
         config, warnings = configuration(command, namespace)
     except ConfigError as error:
         parser.error(str(error))
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.log_level.upper(),
-        format="%(levelname)s %(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    logs.configure(config)
     for sentence in warnings:
         logging.getLogger(__name__).warning("%s", sentence)
     return config

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from octavo.api.errors import model_not_found, unavailable
+from octavo.api.logs import StatsLog, request_log
 from octavo.api.metrics import Metrics
+from octavo.api.record import Listener
+from octavo.api.tracing import tracer_of
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
 
@@ -34,7 +37,6 @@ class Frontend:
     factory: RequestFactory
     info: ModelInfo
     config: EngineConfig
-    metrics: Metrics
     served: tuple[str, ...]
     """Names clients may use, the reported one first."""
     control_tokens: re.Pattern[str]
@@ -54,7 +56,11 @@ class Frontend:
 
 
 class Service:
-    """The server's state from the first moment on: loading, ready, failed or draining."""
+    """The server's state from the first moment on: loading, ready, failed or draining.
+
+    Raises:
+        ConfigError: traces cannot be sent as the configuration says.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -64,14 +70,22 @@ class Service:
         self._frontend: Frontend | None = None
         self._loading: AsyncEngine | None = None
         self._reason = "The model is loading; try again in a moment."
+        self.metrics = Metrics(config)
+        tracer = tracer_of(config)
+        self.listeners: list[Listener] = [] if tracer is None else [tracer]
+        """Who is told of every call."""
+        self.stats_log = None if config.disable_log_stats else StatsLog(self.metrics)
 
     def watch_loading(self, engine: AsyncEngine) -> None:
         """While there is no model, say how far `engine` has come."""
         self._loading = engine
+        self.metrics.watch(engine)
 
     def open(self, frontend: Frontend) -> None:
         """From now on requests are answered."""
         self._frontend = frontend
+        if (log := request_log(self.config, frontend.tokenizer)) is not None:
+            self.listeners.append(log)
 
     def close(self, reason: str) -> None:
         """From now on new requests get a 503 with `reason`."""
@@ -102,6 +116,7 @@ class Service:
         """
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.active >= limit:
+            self.metrics.requests.rejected["max_num_queued_reqs"] += 1
             raise unavailable(
                 f"The server is busy: {self.active} requests are in progress, the most it takes "
                 "(--max-num-queued-reqs); try again later.",
@@ -148,7 +163,6 @@ def make_frontend(
         factory=factory,
         info=info,
         config=config,
-        metrics=Metrics(served[0], info.max_model_len),
         served=served,
         control_tokens=re.compile("|".join(map(re.escape, control)) or r"(?!)"),
     )

@@ -1,12 +1,11 @@
 """The one path from requests to text: every endpoint that generates goes through `Generation`.
 
 It starts the requests of a call on the engine, mixes their answers in the order they come, turns tokens into text,
-tells the engine about stop strings, observes the metrics, and leaves nothing running whatever way it ends.
+tells the engine about stop strings, tells the record, and leaves nothing running whatever way it ends.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from octavo.api.errors import ApiError, internal, unavailable
-from octavo.api.metrics import Metrics
+from octavo.api.record import Record
 from octavo.api.sse import Pace
 from octavo.client import AsyncEngine
 from octavo.text.output import Piece, RequestOutputBuilder
@@ -58,26 +57,16 @@ class Usage:
         }
 
 
-@dataclass
-class _Choice:
-    """What the metrics need to know of a choice that runs."""
-
-    tokens: int = 0
-    first: float = 0.0
-    last: float = 0.0
-
-
 class Generation:
     """The requests of one call, running together. Use `news()` once; closing it aborts what still runs."""
 
-    def __init__(self, engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, pace: Pace) -> None:
+    def __init__(self, engine: AsyncEngine, jobs: Sequence[Job], record: Record, pace: Pace) -> None:
         self._engine = engine
         self._jobs = jobs
         self._index = {job.request.id: i for i, job in enumerate(jobs)}
-        self._metrics = metrics
+        self._record = record
         self._pace = pace
-        self._started = time.monotonic()
-        self._open = {(i, c): _Choice() for i, job in enumerate(jobs) for c in range(job.request.n)}
+        self._open = {(i, c) for i, job in enumerate(jobs) for c in range(job.request.n)}
         self.usage = Usage(prompt_tokens=sum(len(job.request.prompt) for job in jobs))
 
     async def news(self) -> AsyncGenerator[News, None]:
@@ -87,8 +76,7 @@ class Generation:
         Raises:
             ApiError: a choice failed or was aborted from the server's side; the others are aborted then.
         """
-        for job in self._jobs:
-            self._metrics.asked(job.request.n, job.request.max_tokens)
+        self._record.began()
         try:
             # Closing the engine's stream aborts what is left of the requests.
             async with aclosing(self._engine.generate(*(job.request for job in self._jobs))) as stream:
@@ -108,6 +96,7 @@ class Generation:
             raise
         finally:
             self._close_all("abort")
+            self._record.ended()
 
     def _take(self, index: int, delta: Delta) -> News:
         job = self._jobs[index]
@@ -117,34 +106,15 @@ class Generation:
             self._close(index, delta.choice, delta.finish)
             raise _failure(delta)
         piece = job.output.push(delta)
-        self._observe(self._open[index, delta.choice], len(piece.token_ids))
+        self._record.took(index, delta.choice, delta, len(piece.token_ids), piece.text)
         self.usage.completion_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             self._close(index, delta.choice, piece.finish_reason)
         return News(index, delta.choice, piece, delta.prompt_logprobs, delta.queued)
 
-    def _observe(self, choice: _Choice, tokens: int) -> None:
-        if not tokens:
-            return
-        now = time.monotonic()
-        if not choice.tokens:
-            choice.first = now
-            self._metrics.first_token(now - self._started)
-        else:
-            for _ in range(tokens):
-                self._metrics.next_token((now - choice.last) / tokens)
-        choice.tokens += tokens
-        choice.last = now
-
     def _close(self, index: int, choice: int, reason: str) -> None:
-        state = self._open.pop((index, choice))
-        self._metrics.finished(
-            reason,
-            time.monotonic() - self._started,
-            state.last - state.first,
-            len(self._jobs[index].request.prompt),
-            state.tokens,
-        )
+        self._open.remove((index, choice))
+        self._record.choice_ended(index, choice, reason)
 
     def _close_all(self, reason: str) -> None:
         for index, choice in list(self._open):

@@ -144,6 +144,7 @@ class Server:
         self._http = _Http(
             uvicorn.Config(
                 create_app(self._service),
+                log_config=None,
                 log_level=config.uvicorn_log_level,
                 lifespan="off",
                 ws="none",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,9 +10,6 @@ from octavo.api.errors import unavailable
 from octavo.api.frontend import service_of
 from octavo.api.metrics import CONTENT_TYPE
 from octavo.api.models import json_response
-
-_STATS_SECONDS = 2.0
-"""The engine answers between steps; while one takes longer, its last numbers are shown."""
 
 
 async def health(request: Request) -> Response:
@@ -35,10 +30,4 @@ async def version(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    front = service_of(request).ready()
-    try:
-        stats = await asyncio.wait_for(front.engine.stats(), _STATS_SECONDS)
-    except asyncio.TimeoutError:  # noqa: UP041  (another class before Python 3.11)
-        stats = None
-    page = front.metrics.page(stats)
-    return Response(page, headers={"Content-Type": CONTENT_TYPE})
+    return Response(await service_of(request).metrics.page(), headers={"Content-Type": CONTENT_TYPE})

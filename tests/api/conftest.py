@@ -57,7 +57,7 @@ def _server() -> Iterator[tuple[str, ScriptEngine]]:
 def api(_server: tuple[str, ScriptEngine]) -> Iterator[Api]:
     url, engine = _server
     fresh = ScriptEngine()
-    engine.script, engine.pause, engine.fail_after, engine.cached = fresh.script, 0.0, None, 0
+    engine.script, engine.pause, engine.fail_after, engine.cached, engine.queued = fresh.script, 0.0, None, 0, 0.0
     engine.seen.clear()
     engine.aborts.clear()
     with httpx.Client(base_url=url, timeout=20) as http:

@@ -100,6 +100,8 @@ class ScriptEngine:
     fail_after: int | None = None
     """Output tokens after which a row fails, as one with NaN logits does."""
     cached: int = 0
+    queued: float = 0.0
+    """Seconds that each request says it waited."""
     numbers: EngineStats = field(default_factory=EngineStats)
     announce: Callable[[list[str]], None] | None = None
 
@@ -171,6 +173,7 @@ class ScriptEngine:
             finish=finish,
             stop_reason=reason,
             cached=cached,
+            queued=self.queued if first else 0.0,
         )
 
     def stats(self) -> EngineStats:

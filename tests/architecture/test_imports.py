@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "buckets": set(),
     "unbuilt": set(),
     "config": {"unbuilt"},
+    "logs": {"config"},
     "wire": SHARED | {"info"},
     "engine": SHARED,
     "flight_recorder": set(),
@@ -36,11 +37,11 @@ ALLOWED: dict[str, set[str]] = {
     "devices": {"contract", "ops", "quant", "_native"},
     "runtime": SHARED | {"models", "layers", "quant", "contract", "devices", "config"},
     "resolve": SHARED | {"config", "models", "contract"},
-    "api": SHARED | {"text", "client", "config", "outputs", "info", "unbuilt", "build"},
+    "api": SHARED | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build"},
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
     "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
-    "process": SHARED | {"build", "wire", "config", "info", "engine", "flight_recorder"},
+    "process": SHARED | {"logs", "build", "wire", "config", "info", "engine", "flight_recorder"},
 }
 BUILD_MAY_BE_IMPORTED_BY = {"llm", "process", "api/cli.py", "api/serve.py", "api/run.py", "api/terminal.py"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}
