@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -10,58 +12,118 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from octavo.api import chat, completions, models, system, tokenize
+from octavo.api import answers, chat, completions, models, openapi, schemas, system, tokenize
 from octavo.api.errors import ApiError
 from octavo.api.frontend import Service
 from octavo.api.http_metrics import Measured
-from octavo.api.middleware import ApiKeys, Faults, RequestId
+from octavo.api.middleware import ApiKeys, Faults, RequestId, RootPath
+from octavo.api.openapi import Operation
+from octavo.config import EngineConfig
 
-ROUTES: tuple[tuple[str, str, object], ...] = (
-    ("GET", "/health", system.health),
-    ("GET", "/ping", system.health),
-    ("POST", "/ping", system.health),
-    ("GET", "/load", system.load),
-    ("GET", "/version", system.version),
-    ("GET", "/metrics", system.metrics),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/models/{name:path}", models.get_model),
-    ("POST", "/v1/completions", completions.create),
-    ("POST", "/v1/chat/completions", chat.create),
-    ("POST", "/tokenize", tokenize.tokenize),
-    ("POST", "/detokenize", tokenize.detokenize),
+_GENERATING = (400, 404, 408, 413, 500, 503)
+
+ROUTES: tuple[Operation, ...] = (
+    Operation("GET", "/health", system.health, "Whether requests are answered.", answers.Health, errors=(503,)),
+    Operation("GET", "/ping", system.health, "As /health.", answers.Health, errors=(503,)),
+    Operation("POST", "/ping", system.health, "As /health.", answers.Health, errors=(503,)),
+    Operation("GET", "/load", system.load, "How much is going on.", answers.Load),
+    Operation("GET", "/version", system.version, "Octavo's version.", answers.Version),
+    Operation("GET", "/metrics", system.metrics, "Numbers for Prometheus.", "text/plain", errors=(503,)),
+    Operation("GET", "/v1/models", models.list_models, "The models served.", answers.ModelList, errors=(503,)),
+    Operation("GET", "/v1/models/{name:path}", models.get_model, "One of them.", answers.ModelCard, errors=(404, 503)),
+    Operation(
+        "POST",
+        "/v1/completions",
+        completions.create,
+        "Go on with a text.",
+        answers.Completion,
+        schemas.CompletionBody,
+        answers.Completion,
+        _GENERATING,
+    ),
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        chat.create,
+        "Answer in a conversation.",
+        answers.ChatCompletion,
+        schemas.ChatBody,
+        answers.ChatCompletionChunk,
+        _GENERATING,
+    ),
+    Operation(
+        "POST",
+        "/tokenize",
+        tokenize.tokenize,
+        "Token ids of a text or a conversation.",
+        answers.Tokens,
+        schemas.TokenizeBody,
+        errors=(400, 404, 413, 503),
+    ),
+    Operation(
+        "POST",
+        "/detokenize",
+        tokenize.detokenize,
+        "The text of token ids.",
+        answers.Text,
+        schemas.DetokenizeBody,
+        errors=(400, 404, 413, 503),
+    ),
 )
+_DESCRIPTIONS = (("/openapi.json", openapi.openapi), ("/docs", openapi.docs))
 
 
 def create_app(service: Service) -> Starlette:
     """The application that answers for `service`; usable (503) before the model is ready."""
-    app = Starlette(routes=_routes(), middleware=_middleware(service), exception_handlers={HTTPException: _http_error})
+    config = service.config
+    operations = operations_of(config)
+    app = Starlette(
+        routes=_routes(operations, not config.disable_fastapi_docs),
+        middleware=_middleware(config),
+        exception_handlers={HTTPException: _http_error},
+    )
     app.state.service = service
+    app.state.operations = operations
     return app
 
 
-def _routes() -> list[BaseRoute]:
-    paths: dict[str, list[tuple[str, object]]] = {}
-    for method, path, endpoint in ROUTES:
-        paths.setdefault(path, []).append((method, endpoint))
+def operations_of(config: EngineConfig) -> list[Operation]:
+    """The routes of a server; those that generate may answer 429 where API keys have limits."""
+    limited = config.max_num_reqs_per_key is not None
     return [
-        Route(path, endpoint=found[0][1], methods=[method for method, _ in found])  # type: ignore[arg-type]
-        for path, found in paths.items()
+        operation._replace(errors=(*operation.errors, 429)) if limited and operation.event else operation
+        for operation in ROUTES
     ]
 
 
-def _middleware(service: Service) -> list[Middleware]:
-    """Outermost first."""
-    config = service.config
+def _routes(operations: Sequence[Operation], described: bool) -> list[BaseRoute]:
+    paths: dict[str, list[Operation]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, []).append(operation)
+    routes: list[BaseRoute] = [
+        Route(path, endpoint=found[0].endpoint, methods=[operation.method for operation in found])
+        for path, found in paths.items()
+    ]
+    if described:
+        routes += [Route(path, endpoint=endpoint, methods=["GET"]) for path, endpoint in _DESCRIPTIONS]
+    return routes
+
+
+def _middleware(config: EngineConfig) -> list[Middleware]:
+    """Outermost first. What browsers may do is settled before keys are asked for: they send none to find out."""
     layers = [Middleware(RequestId)]
+    if root := "/".join(filter(None, (config.root_path or "").split("/"))):
+        layers.append(Middleware(RootPath, root=f"/{root}"))
     layers.append(Middleware(Measured))
     if config.allowed_origins:
         layers.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(config.allowed_origins),
-                allow_methods=["*"],
-                allow_headers=["*"],
-                expose_headers=["X-Request-Id", "X-Octavo-Warnings"],
+                allow_methods=list(config.allowed_methods),
+                allow_headers=list(config.allowed_headers),
+                allow_credentials=config.allow_credentials,
+                expose_headers=["X-Request-Id", "X-Octavo-Warnings", "Retry-After"],
             )
         )
     if config.api_key:
@@ -73,11 +135,14 @@ def _middleware(service: Service) -> list[Middleware]:
 async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in the one error format."""
     assert isinstance(error, HTTPException)
-    known = ", ".join(sorted({path for _, path, _ in ROUTES}))
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+    known = ", ".join(sorted({operation.path for operation in ROUTES}))
     texts = {
         404: f"There is nothing at {request.url.path[:200]}. Paths here: {known}.",
-        405: f"{request.method} is not allowed at {request.url.path[:200]}.",
+        405: f"{request.method[:20]} is not allowed at {request.url.path[:200]}: use {headers.get('Allow')}.",
     }
-    return ApiError(
-        error.status_code, texts.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
-    ).response()
+    return ApiError(error.status_code, texts.get(error.status_code, str(error.detail)), headers=headers).response()

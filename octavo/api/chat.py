@@ -16,6 +16,7 @@ from octavo.api.call import (
     StreamUsage,
     begin,
     check_choices,
+    closing_fields,
     make_job,
     prompt_scores,
     sampling_of,
@@ -73,9 +74,9 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
     if not asked:
         max_tokens = call.front.factory.default_sampling.get("max_tokens")
     sampling = sampling_of(call, max_tokens, logprobs)
-    check_choices(1, sampling)
+    check_choices(1, sampling.n, "n")
     ids = await encode_chat(call.front, body, messages)
-    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked, size=len(ids))
+    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked, size=0, known=True)
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
     return _Plan(call, body, job, role, echo)
@@ -113,7 +114,7 @@ async def _whole(plan: _Plan) -> dict[str, Any]:
                 choice["token_ids"] += piece.token_ids
             choice["finish_reason"], choice["stop_reason"] = piece.finish_reason, piece.stop_reason
             answer.update(_prompt_fields(plan, news))
-    return {**answer, "choices": choices, "usage": generation.usage.as_json()}
+    return {**answer, "choices": choices, **closing_fields(plan.call, generation)}
 
 
 def _empty_choice(plan: _Plan, index: int) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _empty_choice(plan: _Plan, index: int) -> dict[str, Any]:
 
 async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
     generation = start(plan.call, [plan.job])
-    usage = StreamUsage(plan.call, generation)
+    usage = StreamUsage(plan.call, generation, plan.n)
     envelope = plan.call.envelope("chatcmpl", "chat.completion.chunk")
     first = True
     async with aclosing(generation.news()) as source:

@@ -17,8 +17,8 @@ from octavo.api.call import (
     StreamUsage,
     begin,
     check_choices,
+    closing_fields,
     make_job,
-    prompt_scores,
     sampling_of,
     start,
     stream_answer,
@@ -27,9 +27,11 @@ from octavo.api.call import (
 from octavo.api.errors import bad_request
 from octavo.api.frontend import service_of
 from octavo.api.generation import Job, News
-from octavo.api.logprobs import CompletionLogprobs
+from octavo.api.logprobs import CompletionLogprobs, prompt_entries
 from octavo.api.prompts import beside
 from octavo.api.schemas import CompletionBody
+from octavo.api.timed import TimedGeneration
+from octavo.sampling_params import SamplingParams
 from octavo.types import TokenLogprobs
 
 MAX_PROMPTS = 1024
@@ -45,22 +47,25 @@ class _Plan:
     jobs: list[Job]
     echoes: list[str]
     """What to say before the answer to each prompt; empty strings without `echo`."""
+    top: int | None
+    """How many of the most probable tokens to show with each token; None shows no logprobs."""
     prompt_tops: dict[int, Sequence[TokenLogprobs | None]] = field(default_factory=dict)
-    """Scores of the prompts that have come, where `echo` shows them."""
+    """Scores of the prompts that have come."""
 
     @property
-    def top(self) -> int | None:
-        """How many of the most probable tokens to show with each token; None shows no logprobs."""
-        return self.jobs[0].request.sampling.logprobs
-
-    @property
-    def shows_scores(self) -> bool:
+    def echoes_scores(self) -> bool:
         """Whether the tokens of the prompt are shown with theirs."""
         return bool(self.body.echo) and self.top is not None
 
     @property
-    def n(self) -> int:
-        return self.body.n or 1
+    def waits_for_scores(self) -> bool:
+        """Whether an answer begins with the scores of its prompt."""
+        return self.echoes_scores or self.body.prompt_logprobs is not None
+
+    @property
+    def made(self) -> int:
+        """Choices to generate per prompt: more than are returned, where the best ones are chosen."""
+        return self.jobs[0].request.n
 
 
 async def create(http: HttpRequest) -> Any:
@@ -118,7 +123,10 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
     if nothing_new and scores is None:
         scores = 0  # a request that generates nothing must at least score its prompt
     sampling = sampling_of(call, max_tokens or 1, body.logprobs, scores)
-    check_choices(len(prompts), sampling)
+    top = sampling.logprobs
+    if body.best_of is not None and body.best_of > 1:
+        sampling = _with_rivals(sampling, body.best_of)
+    check_choices(len(prompts), sampling.n, "n" if body.best_of is None else "best_of")
     jobs, echoes = [], []
     for index, prompt in enumerate(prompts):
         job = await make_job(
@@ -134,7 +142,16 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
             job = job._replace(request=msgspec.structs.replace(job.request, max_tokens=0))
         jobs.append(job)
         echoes.append(_echo(call, prompt, list(job.request.prompt)) if body.echo else "")
-    return _Plan(call, body, jobs, echoes)
+    return _Plan(call, body, jobs, echoes, top)
+
+
+def _with_rivals(sampling: SamplingParams, best_of: int) -> SamplingParams:
+    """Parameters that make `best_of` choices, with what it takes to compare them."""
+    if sampling.greedy:
+        raise bad_request(
+            f"best_of must be 1 when using greedy sampling, got {best_of}: all choices would be the same.", "best_of"
+        )
+    return msgspec.structs.replace(sampling, n=best_of, logprobs=sampling.logprobs or 0)
 
 
 def _echo(call: Call, prompt: str | list[int], ids: list[int]) -> str:
@@ -147,7 +164,9 @@ class _Choice:
     """One choice of the answer, part by part."""
 
     def __init__(self, plan: _Plan, prompt: int, choice: int) -> None:
-        self.index = prompt * plan.n + choice
+        self.index = prompt * plan.made + choice
+        self.score = 0.0
+        """Logprob of all its tokens together."""
         self._plan = plan
         self._prompt = prompt
         self._started = False
@@ -157,12 +176,13 @@ class _Choice:
         """What `news` adds, in the form of `choices[]`."""
         plan, piece = self._plan, news.piece
         first, self._started = not self._started, True
+        self.score += sum(entry.logprob for entry in piece.logprobs or ())
         text = piece.text
         tokens: list[int] = list(piece.token_ids)
         entries: list[TokenLogprobs | None] = list(piece.logprobs or ())
         if first:
             text = plan.echoes[self._prompt] + text
-            if plan.shows_scores:
+            if plan.echoes_scores:
                 tokens = [*plan.jobs[self._prompt].request.prompt, *tokens]
                 entries = [*plan.prompt_tops[self._prompt], *entries]
         part: dict[str, Any] = {
@@ -176,9 +196,9 @@ class _Choice:
             part["token_ids"] = list(piece.token_ids)
             if first:
                 part["prompt_token_ids"] = list(plan.jobs[self._prompt].request.prompt)
-        scores = prompt_scores(plan.call, news)
-        if scores is not None:
-            part["prompt_logprobs"] = scores
+        shown = plan.body.prompt_logprobs
+        if first and shown is not None:
+            part["prompt_logprobs"] = prompt_entries(plan.prompt_tops[self._prompt], shown, plan.call.names())
         return part
 
 
@@ -196,15 +216,27 @@ class _Choices:
             self._made[key] = _Choice(self._plan, *key)
         return self._made[key].part(news)
 
+    def best(self, parts: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+        """The choices to return of those made, by their index in `parts`: of each prompt the most probable ones, the
+        best one first. Without `best_of` all are returned, in the order of their indices."""
+        if self._plan.body.best_of is None:
+            return [parts[index] for index in sorted(parts)]
+        kept = []
+        for prompt in range(len(self._plan.jobs)):
+            rivals = [choice for key, choice in sorted(self._made.items()) if key[0] == prompt]
+            rivals.sort(key=lambda choice: choice.score, reverse=True)
+            kept += rivals[: self._plan.body.n or 1]
+        return [{**parts[choice.index], "index": index} for index, choice in enumerate(kept)]
 
-async def _news(plan: _Plan, generation: Any) -> AsyncGenerator[News, None]:
-    """The news of `generation`; where the scores of a prompt are shown, nothing of it comes before they have."""
+
+async def _news(plan: _Plan, generation: TimedGeneration) -> AsyncGenerator[News, None]:
+    """The news of `generation`; where answers begin with the scores of a prompt, nothing comes before they have."""
     held: dict[int, list[News]] = {}
     async with aclosing(generation.news()) as source:
         async for news in source:
             if news.prompt_logprobs is not None:
                 plan.prompt_tops[news.prompt] = news.prompt_logprobs
-            if plan.shows_scores and news.prompt not in plan.prompt_tops:
+            if plan.waits_for_scores and news.prompt not in plan.prompt_tops:
                 held.setdefault(news.prompt, []).append(news)
                 continue
             for earlier in held.pop(news.prompt, ()):
@@ -222,8 +254,8 @@ async def _whole(plan: _Plan) -> dict[str, Any]:
             _join(choices.setdefault(part["index"], {}), part)
     return {
         **plan.call.envelope("cmpl", "text_completion"),
-        "choices": [choices[index] for index in sorted(choices)],
-        "usage": generation.usage.as_json(),
+        "choices": makers.best(choices),
+        **closing_fields(plan.call, generation),
     }
 
 
@@ -243,13 +275,14 @@ def _join(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
     generation = start(plan.call, plan.jobs)
-    usage = StreamUsage(plan.call, generation)
+    usage = StreamUsage(plan.call, generation, plan.made * len(plan.jobs))
     envelope = plan.call.envelope("cmpl", "text_completion")
     makers = _Choices(plan)
     async with aclosing(_news(plan, generation)) as source:
         async for news in source:
             part = makers.part(news)
-            if part["text"] or part["finish_reason"] or part["logprobs"] or part.get("token_ids"):
+            told = part["text"] or part["finish_reason"] or part["logprobs"] or part.get("token_ids")
+            if told or "prompt_logprobs" in part:
                 yield usage.add({**envelope, "choices": [part]})
     for chunk in usage.last(envelope):
         yield chunk

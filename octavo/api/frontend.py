@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from octavo.api.errors import model_not_found, unavailable
+from octavo.api.errors import ApiError, model_not_found, unavailable
 from octavo.api.logs import StatsLog, request_log
 from octavo.api.metrics import Metrics
 from octavo.api.record import Listener
@@ -66,6 +67,7 @@ class Service:
         self.config = config
         self.active = 0
         """Requests being answered with generated text."""
+        self._active_by_key: Counter[int] = Counter()
         self._serials = itertools.count()
         self._frontend: Frontend | None = None
         self._loading: AsyncEngine | None = None
@@ -108,15 +110,23 @@ class Service:
         """A number never given before."""
         return next(self._serials)
 
-    def check_room(self) -> None:
-        """Make sure that one more generating request may start.
+    def check_room(self, key: int | None) -> None:
+        """Make sure that one more generating request may start; `key` is the API key it came with.
 
         Raises:
-            ApiError: 503 when `max_num_queued_reqs` are in progress.
+            ApiError: 429 when `max_num_reqs_per_key` of the key are in progress, 503 when `max_num_queued_reqs` are.
         """
+        most = self.config.max_num_reqs_per_key
+        if most is not None and key is not None and self._active_by_key[key] >= most:
+            raise ApiError(
+                429,
+                f"This API key has {self._active_by_key[key]} requests in progress, the most it may have "
+                "(--max-num-reqs-per-key); wait for one to end, then try again.",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": "1"},
+            )
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.active >= limit:
-            self.metrics.requests.rejected["max_num_queued_reqs"] += 1
             raise unavailable(
                 f"The server is busy: {self.active} requests are in progress, the most it takes "
                 "(--max-num-queued-reqs); try again later.",
@@ -124,18 +134,22 @@ class Service:
             )
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self, key: int | None) -> Iterator[None]:
         """Counts a generating request while it runs.
 
         Raises:
             ApiError: as `check_room`.
         """
-        self.check_room()
+        self.check_room(key)
         self.active += 1
+        if key is not None:
+            self._active_by_key[key] += 1
         try:
             yield
         finally:
             self.active -= 1
+            if key is not None:
+                self._active_by_key[key] -= 1
 
 
 def service_of(request: Request) -> Service:

@@ -9,18 +9,29 @@ from octavo.api.errors import ApiError, bad_request
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _MEDIA_PARTS = frozenset({"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file"})
-_KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning")
+_TEXTS = ("name", "tool_call_id")
+_CHECKED = frozenset({"role", "content", "tool_calls"})
 
 
 def checked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages with fields of other kinds left out, and text parts as `{"type": "text"}`.
+    """The same messages without nulls, and text parts as `{"type": "text"}`. Keys that nothing here knows stay: the
+    model's template may read them.
 
     Raises:
         ApiError: 400 that names the message.
     """
     if not messages:
         raise bad_request("messages must hold at least one message.", "messages")
-    return [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [
+        message if _is_plain(message) else _checked(message, f"messages[{index}]")
+        for index, message in enumerate(messages)
+    ]
+
+
+def _is_plain(message: dict[str, Any]) -> bool:
+    """A role and a text, as most messages of a long history are."""
+    role = message.get("role")
+    return len(message) == 2 and type(role) is str and role != "" and type(message.get("content")) is str
 
 
 def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -33,7 +44,10 @@ def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
         if role != "assistant":
             raise bad_request(f"{where}.content is missing.", f"{where}.content")
         content = ""
-    kept = {name: message[name] for name in _KEPT if isinstance(message.get(name), str)}
+    for name in _TEXTS:
+        if not isinstance(message.get(name), (str, type(None))):
+            raise bad_request(f"{where}.{name} must be a string.", f"{where}.{name}")
+    kept = {name: value for name, value in message.items() if value is not None and name not in _CHECKED}
     return {"role": role, "content": content, **kept, **({"tool_calls": calls} if calls else {})}
 
 
@@ -50,7 +64,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         raise bad_request(f"{where} must be an object with a type.", where)
-    kind = part.get("type")
+    kind = str(part.get("type"))
     if kind in _TEXT_PARTS:
         if not isinstance(part.get("text"), str):
             raise bad_request(f"{where}.text must be a string.", f"{where}.text")
@@ -61,7 +75,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         raise ApiError(
             400, f"{where} is of type {kind}, but this model takes text only.", param=where, code="unsupported_content"
         )
-    raise bad_request(f"{where}.type must be text, got {str(kind)[:80]!r}.", f"{where}.type")
+    raise bad_request(f"{where}.type must be text, got {kind[:80]!r}.", f"{where}.type")
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:

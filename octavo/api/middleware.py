@@ -1,8 +1,9 @@
-"""What wraps every route: request ids, API keys, faults nobody caught. Plain ASGI, so that `receive` still tells when
-the client is gone."""
+"""What wraps every route: the path before it, request ids, API keys, faults nobody caught. Plain ASGI, so that
+`receive` still tells when the client is gone."""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import uuid
@@ -12,12 +13,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.api.errors import ApiError, from_exception, internal
-from octavo.logs import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 256
-_OPEN_PATHS = frozenset({"/health", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 """What an orchestrator must reach without a key; every other path needs one, so that a new route is closed."""
 
 
@@ -27,9 +27,30 @@ def clean_request_id(given: str | None) -> str:
     return text or uuid.uuid4().hex
 
 
+def route_path(scope: Scope) -> str:
+    """The path of a request as `ROUTES` has it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+class RootPath:
+    """Serves the same routes under a prefix, whether the proxy that publishes it there cuts it off or not."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = route_path(scope)  # what the client asked for: a server that knows the prefix puts it in front
+            if path.startswith(f"{self._root}/"):
+                path = path[len(self._root) :]
+            scope = {**scope, "root_path": self._root, "path": self._root + path}
+        await self._app(scope, receive, send)
+
+
 class RequestId:
-    """Takes X-Request-Id, or makes one, and sends it back; routes find it as `scope["state"]["request_id"]`, log
-    lines as `REQUEST_ID`."""
+    """Takes X-Request-Id, or makes one, and sends it back; routes find it as `scope["state"]["request_id"]`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +61,6 @@ class RequestId:
             return
         request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
-        REQUEST_ID.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -55,25 +75,43 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._known(Headers(scope=scope)):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        key = self._find(Headers(scope=scope))
+        if key is not None or route_path(scope) in OPEN_PATHS:
+            scope.setdefault("state", {})["api_key"] = key
             await self._app(scope, receive, send)
             return
         refusal = ApiError(
             401,
-            "This server needs an API key: send `Authorization: Bearer KEY`.",
+            "This server needs an API key, and got none that it knows: send `Authorization: Bearer KEY`.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
         await refusal.response()(scope, receive, send)
 
-    def _known(self, headers: Headers) -> bool:
+    def _find(self, headers: Headers) -> int | None:
+        """The number of the key that came; takes equally long for every key, and for none."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        value = given.encode("latin-1")  # as it came
-        return any([hmac.compare_digest(value, key) for key in self._keys])
+        digest = _digest(given.encode("latin-1"))  # as it came
+        same = [hmac.compare_digest(digest, key) for key in self._keys]
+        return same.index(True) if any(same) else None
+
+
+def _digest(key: bytes) -> bytes:
+    """Of one length for all keys, so that comparing tells nothing of theirs."""
+    return hashlib.sha256(key).digest()
+
+
+def key_of(scope: Scope) -> int | None:
+    """The number of the API key a request came with; None where there are no keys."""
+    key: int | None = scope["state"].get("api_key")
+    return key
 
 
 class Faults:

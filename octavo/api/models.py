@@ -26,7 +26,22 @@ def _card(front: Frontend, name: str) -> dict[str, Any]:
         "root": front.info.model,
         "parent": None,
         "max_model_len": front.info.max_model_len,
-        "permission": [],
+        "permission": [
+            {
+                "id": f"modelperm-{name}",
+                "object": "model_permission",
+                "created": front.info.created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
     }
 
 

@@ -8,12 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.api.body import parse
+from octavo.api.call import warning_headers
 from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend, service_of
 from octavo.api.messages import checked_messages
 from octavo.api.models import json_response
 from octavo.api.prompts import beside, encode_chat, encode_text
-from octavo.api.schemas import DetokenizeBody, TokenizeBody
+from octavo.api.schemas import Body, DetokenizeBody, TokenizeBody
 
 
 async def tokenize(request: Request) -> Response:
@@ -26,7 +27,15 @@ async def tokenize(request: Request) -> Response:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.info.max_model_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [front.tokenizer.token_text(token) for token in ids]
-    return json_response(answer)
+    return _answered(body, answer)
+
+
+def _answered(body: Body, answer: dict[str, Any]) -> Response:
+    """`answer`, with what was ignored of the body."""
+    ignored = body.ignored()
+    if ignored:
+        answer["warnings"] = [why for _, why in ignored]
+    return json_response(answer, warning_headers(ignored))
 
 
 async def _ids(front: Frontend, body: TokenizeBody) -> list[int]:
@@ -49,4 +58,4 @@ async def detokenize(request: Request) -> Response:
             f"tokens {outside[:8]} are not in the vocabulary: ids are 0 to {front.info.vocab_size - 1}.", "tokens"
         )
     text = await beside(len(body.tokens), front.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
+    return _answered(body, {"prompt": text})

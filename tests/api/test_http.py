@@ -217,8 +217,18 @@ def test_sched_08_two_requests_may_have_one_id(api: Api) -> None:
 
 def test_http_api_keys_close_everything_but_health() -> None:
     with running(parts_of(ScriptEngine()), api_key=("secret", "other")) as url, httpx.Client(base_url=url) as http:
-        assert http.get("/health").status_code == 200
-        for path in ("/v1/models", "/metrics", "/version", "/nothing", "/load"):
+        for path in ("/health", "/ping", "/version"):
+            assert http.get(path).status_code == 200
+        for path in (
+            "/v1/models",
+            "/metrics",
+            "/nothing",
+            "/load",
+            "/docs",
+            "/openapi.json",
+            "/health/",
+            "/v1/version",
+        ):
             response = http.get(path)
             assert response.status_code == 401 and error_of(response)["code"] == "invalid_api_key"
         for wrong in ("Bearer wrong", "Bearer", "Basic secret", "secret", "Bearer sécret"):

@@ -51,11 +51,3 @@ def test_seed_06_impossible_counts_are_refused(api: Api, path: str, n: object) -
 def test_seed_06_choices_of_all_prompts_together_are_capped(api: Api) -> None:
     response = api.completion(prompt=["a"] * 100, n=1000, temperature=1)
     assert response.status_code == 400 and response.json()["error"]["param"] == "n"
-
-
-@pytest.mark.parametrize("best_of, status", [(2, 400), (1, 200), (None, 200)])
-def test_seed_best_of_may_only_equal_n(api: Api, best_of: int | None, status: int) -> None:
-    response = api.completion(best_of=best_of, max_tokens=1)
-    assert response.status_code == status
-    if status == 400:
-        assert response.json()["error"]["param"] == "best_of"
