@@ -118,6 +118,7 @@ class Service:
         """
         most = self.config.max_num_reqs_per_key
         if most is not None and key is not None and self._active_by_key[key] >= most:
+            self.metrics.requests.rejected["max_num_reqs_per_key"] += 1
             raise ApiError(
                 429,
                 f"This API key has {self._active_by_key[key]} requests in progress, the most it may have "
@@ -127,6 +128,7 @@ class Service:
             )
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.active >= limit:
+            self.metrics.requests.rejected["max_num_queued_reqs"] += 1
             raise unavailable(
                 f"The server is busy: {self.active} requests are in progress, the most it takes "
                 "(--max-num-queued-reqs); try again later.",

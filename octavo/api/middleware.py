@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.api.errors import ApiError, from_exception, internal
+from octavo.logs import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class RootPath:
 
 
 class RequestId:
-    """Takes X-Request-Id, or makes one, and sends it back; routes find it as `scope["state"]["request_id"]`."""
+    """Takes X-Request-Id, or makes one, and sends it back; routes find it as `scope["state"]["request_id"]`, log
+    lines as `REQUEST_ID`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,6 +63,7 @@ class RequestId:
             return
         request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
+        REQUEST_ID.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
