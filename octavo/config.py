@@ -426,6 +426,8 @@ def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
     """`value` with the type of its option: text is read as on the command line, lists become tuples."""
     kind = metadata["kind"]
     if metadata["several"]:
+        if not isinstance(value, str | list | tuple | None):
+            raise ConfigError(f"{name} must be a list of strings, got {value!r}.")
         value = (value,) if isinstance(value, str) else tuple(value or ())
         if len(value) == 1 and isinstance(value[0], str) and value[0].startswith("["):
             value = tuple(_json_list(name, value[0]))
@@ -448,6 +450,8 @@ def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
         value = float(value)
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(f"{name} must be {'text' if wanted is str else wanted.__name__}, got {value!r}.")
+    if wanted is dict:
+        return _plain(name, value)
     if metadata["choices"] and value not in metadata["choices"]:
         raise ConfigError(f"{name} must be one of {', '.join(map(str, metadata['choices']))}, got {value!r}.")
     if isinstance(value, int) and value.bit_length() > 63:
@@ -458,6 +462,17 @@ def _checked(name: str, value: Any, default: Any, metadata: Any) -> Any:
         bound = f"at least {metadata['least']}" if value < metadata["least"] else f"at most {metadata['most']}"
         raise ConfigError(f"{name} must be {bound}, got {value}.")
     return value
+
+
+def _plain(name: str, value: dict[Any, Any]) -> dict[str, Any]:
+    """`value` as JSON holds it, which is what reaches other processes and templates."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must be what a JSON object can hold: {error}.") from None
+    if not _is_text(text):
+        raise ConfigError(f"{name} must be UTF-8 text, got {value!r}.")
+    return dict(json.loads(text))
 
 
 def _is_text(value: str) -> bool:

@@ -107,13 +107,14 @@ def _settle(said: Said, name: str, value: Any, written: str, place: str) -> bool
         try:
             said.values[_FIELDS[name]] = read_option(_FIELDS[name], value)
         except ConfigError as error:
-            quotes = " Put it in quotes." if "must be text" in str(error) and not isinstance(value, list | dict) else ""
-            raise ConfigError(f"{place}{written}: {error}{quotes}") from None
+            fault = str(error).removeprefix(_FIELDS[name])
+            quotes = " Put it in quotes." if "must be text" in fault and not isinstance(value, list | dict) else ""
+            raise ConfigError(f"{place}{written}{fault}{quotes}") from None
         return True
     if name in _UNBUILT:
         row = _UNBUILT[name]
         if sentence := refuse(row, _plain(row.kind, value)):
-            raise ConfigError(f"{place}{written}: {sentence}")
+            raise ConfigError(f"{place}{written}{sentence.removeprefix(name)}")
         return True
     if name in _NO_MEANING:
         said.warnings.append(f"{place}{no_effect(_NO_MEANING[name], written)}")

@@ -11,12 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 
 from octavo.api import cli, flags
 from octavo.api.cli import COMMANDS, configure, main
 from octavo.api.help import markdown, show
-from octavo.config import EngineConfig
+from octavo.api.sources import from_file
+from octavo.config import ConfigError, EngineConfig
 from octavo.unbuilt import NO_MEANING, UNBUILT
 from tests.api.conftest import Api
 from tests.api.harness import MODEL, SAID, ScriptEngine, make_tokenizer, parts_of, running
@@ -378,16 +381,16 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_environment(
         ("max-num-seq: 3", "there is no option max-num-seq. Did you mean max-num-seqs"),
         ("zzzz: 3", "there is no option zzzz. See octavo serve --help."),
         ("no-enable-prefix-caching: true", "Write enable-prefix-caching: false"),
-        ("port: high", "port: port must be a whole number, got 'high'."),
-        ("port: 70000", "port: port must be at most 65535, got 70000."),
-        ("port: [1]", "port: port must be int, got [1]."),
-        ("revision: 1.0", "revision: revision must be text, got 1.0. Put it in quotes."),
-        ("log-level: off", "log-level: log_level must be text, got False. Put it in quotes."),
-        ("dtype: int3", "dtype: dtype must be one of auto, half"),
-        ("max-model-len: long", "max-model-len: max_model_len: 'long' is not a number"),
+        ("port: high", "c.yaml: port must be a whole number, got 'high'."),
+        ("port: 70000", "c.yaml: port must be at most 65535, got 70000."),
+        ("port: [1]", "c.yaml: port must be int, got [1]."),
+        ("revision: 1.0", "c.yaml: revision must be text, got 1.0. Put it in quotes."),
+        ("log-level: off", "c.yaml: log-level must be text, got False. Put it in quotes."),
+        ("dtype: int3", "c.yaml: dtype must be one of auto, half"),
+        ("max-model-len: long", "c.yaml: max-model-len: 'long' is not a number"),
         ("enable-log-requests: maybe", "must be true or false, got 'maybe'"),
-        ("override-generation-config: [1]", "must be dict, got [1]"),
-        ("tensor-parallel-size: 2", "tensor-parallel-size: tensor_parallel_size=2 cannot be used: Octavo runs"),
+        ("override-generation-config: [1]", "override-generation-config must be dict, got [1]"),
+        ("tensor-parallel-size: 2", "c.yaml: tensor-parallel-size=2 cannot be used: Octavo runs"),
         ("port: 1\nport: 2", "port is there twice (line 2); keep one."),
         ("max-num-seqs: 1\nmax_num_seqs: 2", "max_num_seqs is there twice; keep one."),
         ("gpu-memory-utilization: 0.5\ndevice-memory-utilization: 0.6", "device-memory-utilization is there twice"),
@@ -407,6 +410,48 @@ def test_wrong_config_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, 
     said = refused(capsys, "serve", "--config", str(path))
     assert sentence in said
     assert str(path) in said or "needs" in said
+
+
+ODD = (
+    "true",
+    "-1",
+    "1.5",
+    ".nan",
+    "-.inf",
+    "1" + 40 * "0",
+    "''",
+    "'  '",
+    "x",
+    "[]",
+    "[1]",
+    "[null]",
+    "[[a]]",
+    "{}",
+    "{1: 2}",
+    "{a: {b: 1}}",
+    "2024-01-01",
+    "!!binary aGk=",
+    "!!set {a, b}",
+    '"\\ud800"',
+    '"\\0"',
+)
+
+
+@pytest.mark.parametrize("name", [*flags.OPTIONS, "tensor_parallel_size", "enable_lora", "lora_modules", "swap_space"])
+def test_odd_values_are_taken_or_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "c.yaml"
+    key = name.replace("_", "-")
+    taken = []
+    for text in ODD:
+        path.write_text(f"{key}: {text}\n")
+        try:
+            config = EngineConfig(**from_file(path).values)
+        except ConfigError as error:
+            assert key in str(error) or name in str(error)
+        else:
+            taken.append(text)
+            msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig)
+    assert len(taken) < len(ODD) or name == "swap_space"  # which warns, whatever its value
 
 
 def test_config_files_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -478,8 +523,8 @@ def test_variables_that_kubernetes_makes_for_a_service(
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("OCTAVO_PORT", "high", "environment variable OCTAVO_PORT: port must be a whole number, got 'high'."),
-        ("OCTAVO_TENSOR_PARALLEL_SIZE", "2", "environment variable OCTAVO_TENSOR_PARALLEL_SIZE: "),
+        ("OCTAVO_PORT", "high", "environment variable OCTAVO_PORT must be a whole number, got 'high'."),
+        ("OCTAVO_TENSOR_PARALLEL_SIZE", "2", "environment variable OCTAVO_TENSOR_PARALLEL_SIZE=2 cannot be used: "),
         ("OCTAVO_ENABLE_LORA", "1", "LoRA adapters are not built yet"),
         ("OCTAVO_CONFIG", "/not/there", "cannot read the config file /not/there"),
     ],
@@ -515,25 +560,36 @@ def test_the_server_at_the_place_where_vllm_has_it() -> None:
     assert done.returncode == 1 and b"octavo: error: " in done.stderr and b"Traceback" not in done.stderr
 
 
-SERVE = """
+START = """
 import sys
 from octavo.api import cli
 from octavo.api.serve import Parts
 from octavo.client import Process
 from tests.api.harness import tiny_text
 cli._parts = lambda: Parts(lambda config: Process(config, "tests.api.harness:build_slow"), tiny_text)
-sys.exit(cli.main(["serve", "tiny", "--host", "127.0.0.1", "--port", "0"]))
+sys.exit(cli.main())
 """
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25, 0.4, 0.6])
 def test_sigterm_while_it_starts(seconds: float) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SERVE], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    arguments = [sys.executable, "-c", START, "serve", "tiny", "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     time.sleep(seconds)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode in (0, 143, -signal.SIGTERM)  # -15: before any of our code has run
     assert "Traceback" not in errors
+
+
+def test_sigterm_ends_a_model_that_is_loaded_here() -> None:
+    arguments = [sys.executable, "-c", START, "complete", "tiny", "-q", "a", "--temperature", "0"]
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.read(5) == b"Alpha"
+    [engine] = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143 and errors == b"" and not engine.is_running()
 
 
 # -- talking

@@ -294,6 +294,12 @@ def test_unknown_keywords_get_a_hint() -> None:
         ({"block_size": 17}, "block_size must be one of 16, 32, 64, 128"),
         ({"enable_prefix_caching": "yes"}, "enable_prefix_caching must be bool"),
         ({"served_model_name": [1]}, "served_model_name must be a list of strings"),
+        ({"served_model_name": 1}, "served_model_name must be a list of strings, got 1"),
+        (
+            {"override_generation_config": {"a": {1, 2}}},
+            "override_generation_config must be what a JSON object can hold",
+        ),
+        ({"override_generation_config": {"a": ["\ud800"]}}, "override_generation_config must be UTF-8"),
         ({"max_model_len": -2}, "max_model_len must be at least -1"),
     ],
 )
@@ -312,6 +318,12 @@ def test_keywords_may_be_written_as_on_the_command_line() -> None:
     )  # type: ignore[arg-type]
     assert (config.model, config.max_model_len, config.kv_cache_memory_bytes) == ("a/b", 4000, 2**30)
     assert (config.served_model_name, config.gpu_memory_utilization) == (("x",), 1.0)
+
+
+def test_mappings_are_as_json_holds_them() -> None:
+    config = EngineConfig(override_generation_config={"stop": ("a", "b"), "nested": {1: 2.5}})
+    assert config.override_generation_config == {"stop": ["a", "b"], "nested": {"1": 2.5}}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
 
 
 def test_a_configuration_is_frozen_and_crosses_processes() -> None:
