@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -84,8 +87,46 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+@contextlib.contextmanager
+def bind_path(path: str) -> Iterator[socket.socket]:
+    """A Unix socket that listens at `path`; the file is gone when the block ends.
+
+    Raises:
+        CannotServe: somebody listens there, or there can be no such file.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listening.bind(path)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise CannotServe(f"cannot listen at {path}: {error.strerror or error}; choose another --uds.") from None
+    try:
+        with listening:
+            yield listening
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket that a server which has not ended in order left behind. Raises OSError for one in use."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode if os.path.exists(path) else 0):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
 def url_of(listening: socket.socket, config: EngineConfig) -> str:
     """Where a client on this machine reaches the server."""
+    if listening.family == socket.AF_UNIX:
+        return f"unix://{listening.getsockname()}"
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
     shown = f"[{host}]" if ":" in host else host
@@ -152,6 +193,9 @@ class Server:
                 root_path=config.root_path or "",
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
+                ssl_ca_certs=config.ssl_ca_certs,
+                ssl_cert_reqs=config.ssl_cert_reqs,
+                ssl_ciphers=config.ssl_ciphers,
                 server_header=False,
             )
         )
@@ -205,14 +249,14 @@ class Server:
         while not stopped.done():
             await asyncio.wait({stopped, serving}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             state, reason = engine.status
-            if state == "dead":
+            if state == "dead":  # one that can be started again is not
                 raise CannotServe(f"the engine has stopped: {reason}")
             _check(serving)
 
     async def _drain(self, engine: AsyncEngine, serving: asyncio.Task[None]) -> None:
         """Let running requests finish for `shutdown_timeout` seconds, end the rest, and the engine."""
         hurry = asyncio.create_task(self._hurry.wait())
-        if self._config.shutdown_timeout > 0 and engine.status.state == "ready":
+        if self._config.shutdown_timeout > 0 and engine.status.state in ("ready", "restarting"):
             await asyncio.wait(
                 {serving, hurry}, timeout=self._config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
             )
@@ -230,7 +274,7 @@ def check_tls(config: EngineConfig) -> None:
     Raises:
         CannotServe: one cannot be read.
     """
-    for path in filter(None, (config.ssl_certfile, config.ssl_keyfile)):
+    for path in filter(None, (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)):
         try:
             Path(path).read_bytes()
         except OSError as error:
@@ -241,8 +285,7 @@ def serve(config: EngineConfig, parts: Parts) -> int:
     """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
     try:
         check_tls(config)
-        listening = bind(config.host, config.port)
-        with listening:
+        with bind_path(config.uds) if config.uds else bind(config.host, config.port) as listening:
             asyncio.run(_until_signal(config, listening, parts))
     except CannotServe as error:
         print(f"octavo: error: {error}", file=sys.stderr)
@@ -276,6 +319,11 @@ def _welcome(info: ModelInfo, config: EngineConfig, url: str) -> str:
         [
             *(f"  {note}" for note in info.notes),
             f"Serving {name} at {url} - try:",
-            f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+            f"  curl {_curl(url)}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         ]
     )
+
+
+def _curl(url: str) -> str:
+    """`url` as curl's arguments."""
+    return f"--unix-socket {url.removeprefix('unix://')} http://localhost" if url.startswith("unix://") else url

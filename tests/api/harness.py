@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +115,8 @@ class ScriptEngine:
             raise ValueError("the prompt can never fit in the KV cache")
         self.seen.append(request)
         for choice in range(request.n):
-            self.live[request.id, choice] = _Live(request, self.script(request, choice))
+            done = len(request.resume[choice]) if request.resume else 0
+            self.live[request.id, choice] = _Live(request, self.script(request, choice), done)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         found = [key for key in self.live if key[0] == request_id and choice in (None, key[1])]
@@ -242,30 +244,31 @@ def tiny_text(config: EngineConfig) -> TinyText:
 
 
 @contextmanager
-def running(parts: Parts, *, wait: bool = True, **options: Any) -> Iterator[str]:
-    """A server on a thread of this process; gives its URL."""
-    config = EngineConfig(model=MODEL, uvicorn_log_level="critical", **options)
-    listening = bind("127.0.0.1", 0)
+def running(
+    parts: Parts, *, wait: bool = True, listening: AbstractContextManager[socket.socket] | None = None, **options: Any
+) -> Iterator[str]:
+    """A server on a thread of this process, at a free local port or where it is said; gives its URL."""
+    config = EngineConfig(model=MODEL, **{"uvicorn_log_level": "critical", **options})
     ready = threading.Event()
     stops: list[Callable[[], None]] = []
 
-    async def serve() -> None:
-        server = Server(config, listening, parts, lambda info: ready.set())
+    async def serve(bound: socket.socket) -> None:
+        server = Server(config, bound, parts, lambda info: ready.set())
         loop = asyncio.get_running_loop()
         stops.append(lambda: loop.call_soon_threadsafe(server.stop))
         await server.run()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    try:
-        if wait:
-            assert ready.wait(10), "the server did not become ready"
-        yield url_of(listening, config)
-    finally:
-        stops[0]()
-        thread.join(10)
-        listening.close()
-        assert not thread.is_alive(), "the server did not end"
+    with listening or bind("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=lambda: asyncio.run(serve(bound)), daemon=True)
+        thread.start()
+        try:
+            if wait:
+                assert ready.wait(10), "the server did not become ready"
+            yield url_of(bound, config)
+        finally:
+            stops[0]()
+            thread.join(10)
+            assert not thread.is_alive(), "the server did not end"
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

@@ -6,21 +6,24 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import trustme
 
-from octavo.api.serve import CannotServe, Server, bind, serve
+from octavo.api.serve import CannotServe, Server, bind, bind_path, serve
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
 from octavo.sampling_params import ParameterError
 from octavo.text.request import RequestFactory
-from tests.api.harness import GREEDY, ScriptEngine, TinyText, make_tokenizer, parts_of, until
+from tests.api.harness import GREEDY, ScriptEngine, TinyText, make_tokenizer, parts_of, running, until
 
 SERVER = """
 import sys
@@ -184,17 +187,57 @@ def engine_of(process: subprocess.Popen[str]) -> psutil.Process:
     return engine
 
 
-def test_shut_03_a_dead_engine_ends_streams_and_server() -> None:
+def test_shut_03_a_signal_while_the_engine_restarts_drains_too() -> None:
     with server(30, "apart") as (process, url):
-        askers = begin(url, 480)
+        askers = begin(url, 200)
         engine_of(process).kill()
+        until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        process.send_signal(signal.SIGTERM)
         for asker in askers:
-            asker.join(10)
-        assert all('"error"' in asker.text and "[DONE]" not in asker.text for asker in askers)
-        assert askers[2].status == 500
-        assert process.wait(10) == 1
-        assert process.stderr is not None
-        assert "octavo: error: the engine has stopped" in process.stderr.read()
+            asker.join(20)
+        assert [asker.status for asker in askers] == [200] * 3
+        assert all(asker.text.endswith("data: [DONE]\n\n") for asker in askers[:2])
+        assert process.wait(10) == 0
+
+
+def test_start_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "octavo.sock")
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(path)
+    with running(parts_of(ScriptEngine()), listening=bind_path(path)) as url:
+        assert url == f"unix://{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://octavo") as http:
+            answer = http.post("/v1/completions", json={**GREEDY, "prompt": "a", "max_tokens": 1})
+            assert answer.json()["choices"][0]["text"] == "Alpha"
+        with pytest.raises(CannotServe, match="in use.*--uds"), bind_path(path):
+            pass
+    assert not Path(path).exists()
+    with pytest.raises(CannotServe, match="--uds"), bind_path(str(tmp_path / "no" / "folder")):
+        pass
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CannotServe, match="--uds"), bind_path(str(tmp_path / "file")):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_start_tls_and_client_certificates(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "key", "cert")}
+    options = {"ssl_keyfile": files["key"], "ssl_certfile": files["cert"]}
+    trust = ssl.create_default_context(cafile=files["ca"])
+    with running(parts_of(ScriptEngine()), **options) as url:
+        assert url.startswith("https://") and httpx.get(f"{url}/health", verify=trust).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+    with running(parts_of(ScriptEngine()), **options, ssl_ca_certs=files["ca"], ssl_cert_reqs=2) as url:
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health", verify=trust)
+        authority.issue_cert("client").configure_cert(trust)
+        assert httpx.get(f"{url}/health", verify=trust).status_code == 200
 
 
 def test_shut_03_no_engine_outlives_its_server() -> None:

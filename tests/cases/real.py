@@ -31,6 +31,7 @@ class Real:
     client: openai.OpenAI
     log: Path
     """Everything the process prints."""
+    pid: int
 
     def complete(self, prompt: object, **body: Any) -> dict[str, Any]:
         """The answer of /v1/completions, greedy unless told otherwise; JSON without NaN and Infinity."""
@@ -115,7 +116,9 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Real]:
                 assert process.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
             with httpx.Client(base_url=url, timeout=60) as http:
-                yield Real(url, http, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), log)
+                yield Real(
+                    url, http, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), log, process.pid
+                )
         finally:
             process.terminate()
             try:
