@@ -98,6 +98,7 @@ CONFIG = Flag(
     "model",
     "YAML or JSON file of options: keys are names of flags. The command line wins over it.",
     variable="OCTAVO_CONFIG",
+    value="FILE",
 )
 
 

@@ -35,7 +35,7 @@ def show(command: Command, word: str, parser: argparse.ArgumentParser) -> None:
         lines = _sections(flag for flag in command.flags if flag.group == group)
     else:
         lines = _matching(command, name, parser)
-    print("\n".join(lines))
+    print("\n".join(lines), flush=True)  # so that a reader that has enough is noticed here
 
 
 def _width() -> int:
