@@ -122,7 +122,8 @@ def test_the_log_goes_where_the_options_say() -> None:
     assert (entry["message"], entry["request_id"], entry["process"], done.stdout) == ("yes ***", "r1", "engine", "")
 
 
-def test_every_line_of_a_request_has_its_id() -> None:
+def test_every_line_of_a_request_has_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(ACCESS), "propagate", True)  # a server without these lines turns them off
     with listening(JsonLines("", ())) as stream:
         options: dict[str, Any] = {"uvicorn_log_level": "info", "enable_log_requests": True}
         with running(parts_of(ScriptEngine()), **options) as url:
