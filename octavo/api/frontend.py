@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,8 +39,6 @@ class Frontend:
     config: EngineConfig
     served: tuple[str, ...]
     """Names clients may use, the reported one first."""
-    control_tokens: re.Pattern[str]
-    """Finds the text of any control token."""
 
     def check_model(self, name: str | None) -> str:
         """The name to report; a request without a name means the first one.
@@ -171,7 +168,6 @@ def make_frontend(
 ) -> Frontend:
     """The front end of a model whose engine is ready."""
     served = config.served_model_name or (config.model,)
-    control = sorted(filter(None, map(tokenizer.token_text, tokenizer.special_ids)), key=len, reverse=True)
     return Frontend(
         engine=engine,
         tokenizer=tokenizer,
@@ -180,5 +176,4 @@ def make_frontend(
         info=info,
         config=config,
         served=served,
-        control_tokens=re.compile("|".join(map(re.escape, control)) or r"(?!)"),
     )

@@ -41,17 +41,26 @@ async def encode_chat(front: Frontend, body: ChatBody | TokenizeBody, messages: 
         ApiError: no template, or one that is not allowed.
         TemplateError: the template refuses the messages.
     """
-    # Reading a template of the caller may take long, and what it does may, however short it is.
-    least = 0 if body.chat_template is None else _LARGE + 1
-    template = await beside(least, _template, front, body.chat_template)
-    options = _options(body)
+    options = _options(front, body)
     texts = [*texts_in(messages), *texts_in(options)]
     characters = sum(map(len, texts))
     _check_size(front, characters)
-    typed = front.control_tokens.search("\0".join(texts)) is not None
-    return await beside(
-        max(least, characters), template.encode, front.tokenizer, messages, parse_special=not typed, **options
-    )
+    # Reading a template of the caller may take long, and what it does may, however short it is.
+    least = 0 if body.chat_template is None else _LARGE + 1
+    return await beside(max(least, characters), _encode, front, body.chat_template, messages, options, texts)
+
+
+def _encode(
+    front: Frontend,
+    own: str | None,
+    messages: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    texts: Sequence[str],
+) -> list[int]:
+    """`texts`: all that the caller wrote."""
+    template = _template(front, own)
+    typed = front.tokenizer.control_pattern.search("\0".join(texts)) is not None
+    return template.encode(front.tokenizer, messages, parse_special=not typed, **options)
 
 
 def _template(front: Frontend, own: str | None) -> ChatTemplate:
@@ -71,9 +80,9 @@ def _template(front: Frontend, own: str | None) -> ChatTemplate:
     return ChatTemplate(own, front.tokenizer.special_tokens)
 
 
-def _options(body: ChatBody | TokenizeBody) -> dict[str, Any]:
-    variables = dict(body.chat_template_kwargs or {})
-    for name in sorted(_FIELDS & variables.keys()):
+def _options(front: Frontend, body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    variables = {**front.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    for name in sorted(_FIELDS & (body.chat_template_kwargs or {}).keys()):
         raise bad_request(f"chat_template_kwargs cannot set {name}; it has a field of its own.", "chat_template_kwargs")
     if isinstance(body, ChatBody) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)

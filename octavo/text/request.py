@@ -91,6 +91,7 @@ class RequestFactory:
         prompt: str | Sequence[int],
         sampling: SamplingParams,
         *,
+        known: bool = False,
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
         cut_max_tokens: bool = False,
@@ -105,6 +106,7 @@ class RequestFactory:
 
         Args:
             prompt: plain text, or token ids, which are taken as they are.
+            known: the ids are the tokenizer's own, so that they need not be looked at one by one.
             add_special_tokens: whether a text gets BOS and EOS where the model wants them; False for rendered chats.
             truncate_prompt_tokens: keep at most this many tokens, the last ones; -1 as many as leave room for one
                 more.
@@ -118,7 +120,7 @@ class RequestFactory:
         sampling.verify(self.vocab_size, self.max_logprobs)
         if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
             raise ParameterError("priority must be an integer that fits in 64 bits.", "priority", priority)
-        ids = self.encode(prompt, add_special_tokens, truncate_prompt_tokens)
+        ids = self.encode(prompt, add_special_tokens, truncate_prompt_tokens, known)
         max_tokens = self._max_tokens(len(ids), sampling, cut_max_tokens)
         stop_ids = tuple(sampling.stop_token_ids or ())
         masked = tuple(dict.fromkeys((*self.eos_ids, *stop_ids)))
@@ -151,13 +153,18 @@ class RequestFactory:
         )
 
     def encode(
-        self, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+        self,
+        prompt: str | Sequence[int],
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        known: bool = False,
     ) -> tuple[int, ...]:
         """The checked token ids of a prompt: not empty, in the vocabulary, shorter than the context length.
 
         Raises as `make` does.
         """
         limit = self._truncation(truncate_prompt_tokens)
+        ids: Sequence[int]
         if isinstance(prompt, str):
             if limit is None and len(prompt) > self.most_characters:
                 raise ContextLengthError(
@@ -167,18 +174,14 @@ class RequestFactory:
                     len(prompt),
                 )
             ids = self._encode_text(prompt, add_special_tokens, limit)
+            known = True
         else:
-            ids = [_token_id(id) for id in prompt]
+            ids = prompt if known else [_token_id(id) for id in prompt]
             ids = ids if limit is None else ids[max(len(ids) - limit, 0) :]
         if not ids:
             raise ParameterError("The prompt is empty: it has no tokens. Send at least one.", "prompt", prompt)
-        outside = [id for id in ids if not 0 <= id < self.vocab_size]
-        if outside:
-            raise ParameterError(
-                f"Token id {outside[0]} in the prompt is out of vocabulary: ids are 0 to {self.vocab_size - 1}.",
-                "prompt",
-                outside[0],
-            )
+        if not known or self.tokenizer.vocab_size > self.vocab_size:
+            self._check_range(ids)
         if len(ids) >= self.max_model_len:
             raise ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt has "
@@ -188,6 +191,16 @@ class RequestFactory:
                 len(ids),
             )
         return tuple(ids)
+
+    def _check_range(self, ids: Sequence[int]) -> None:
+        if min(ids) >= 0 and max(ids) < self.vocab_size:
+            return
+        outside = next(id for id in ids if not 0 <= id < self.vocab_size)
+        raise ParameterError(
+            f"Token id {outside} in the prompt is out of vocabulary: ids are 0 to {self.vocab_size - 1}.",
+            "prompt",
+            outside,
+        )
 
     def _encode_text(self, text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
         ids = self.tokenizer.encode(text, add_special_tokens)

@@ -117,7 +117,7 @@ class ChatTemplate:
             raise TemplateError("messages is empty: a chat needs at least one message.")
         style = self.content_format(tools)
         prepared = [_prepare(message, style) for message in messages]
-        end = _end_mark(messages) if continue_final_message else ""
+        end = _unused_character(messages) if continue_final_message else ""
         if end:
             prepared[-1] = _append(prepared[-1], end)
         text = self._run(
@@ -156,17 +156,7 @@ class ChatTemplate:
             options = {key: _break_up(value, pattern, mark) for key, value in options.items()}
         except RecursionError:
             raise TemplateError(_TOO_DEEP) from None
-        text = self.render(broken, **options)
-        ids: list[int] = []
-        at = 0
-        for match in [*tokenizer.control_cuts.finditer(text), None]:
-            plain = text[at : match.start() if match else len(text)].replace(mark, "")
-            if plain:
-                ids += tokenizer.encode_literally(plain, at_start=at == 0)
-            if match:
-                ids += tokenizer.encode(match[0], add_special_tokens=False)
-                at = match.end()
-        return ids
+        return tokenizer.encode_marked(self.render(broken, **options), mark)
 
     def _choose(self, tools: Any) -> str:
         if tools and "tool_use" in self._templates:
@@ -220,7 +210,15 @@ class ChatTemplate:
 
 
 def _prepare(message: Message, style: str) -> dict[str, Any]:
-    """A copy of one message as templates want it."""
+    """One message as templates want it."""
+    if (
+        type(message) is dict
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
+        and "tool_calls" not in message
+        and None not in message.values()
+    ):
+        return message  # no template can change it
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TemplateError("each message must be an object with a role.")
     prepared = {key: value for key, value in message.items() if value is not None}
@@ -283,18 +281,12 @@ def _append(message: dict[str, Any], end: str) -> dict[str, Any]:
 
 
 def _unused_character(*values: Any) -> str:
-    """A private-use character that stands nowhere in `values`."""
-    try:
-        text = repr(values)
-        return next(chr(code) for code in _PRIVATE if chr(code) not in text and f"\\u{code:04x}" not in text)
-    except RecursionError:
-        raise TemplateError(_TOO_DEEP) from None
-    except StopIteration:
-        raise TemplateError("the messages use every private-use character there is") from None
-
-
-def _end_mark(messages: Sequence[Message]) -> str:
-    return _unused_character(messages)
+    """A private-use character that stands nowhere in the texts of `values`."""
+    texts = texts_in(values)
+    for code in _PRIVATE:
+        if not any(chr(code) in text for text in texts):
+            return chr(code)
+    raise TemplateError("the messages use every private-use character there is")
 
 
 def texts_in(value: Any) -> list[str]:
@@ -303,7 +295,13 @@ def texts_in(value: Any) -> list[str]:
     rest = [value]
     while rest:
         item = rest.pop()
-        if isinstance(item, str):
+        kind = type(item)
+        if kind is str:
+            found.append(item)
+        elif kind is dict:
+            rest += item
+            rest += item.values()
+        elif isinstance(item, str):
             found.append(item)
         elif isinstance(item, Mapping):
             rest += [*item.keys(), *item.values()]

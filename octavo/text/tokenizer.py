@@ -17,10 +17,15 @@ import tokenizers
 from tokenizers import AddedToken, pre_tokenizers
 
 from octavo.text import sentencepiece
+from octavo.text.segments import MOST_BYTES, Part, SegmentCache, any_of, parts_of, safe_cuts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _LONG = 10_000
 """Characters from which it matters that encoding a text holds up the other threads."""
+_REMEMBERED = 2_000
+"""Characters from which a text is worth looking for in the cache."""
+_AS_IT_IS, _LITERAL, _LITERAL_INSIDE = range(3)
+"""Ways to encode a part of a text: with its control tokens, or as plain characters, at the start or further on."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -116,6 +121,7 @@ class Tokenizer:
         self.decoding = _decoding(backend)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self._literal = self._without_control_tokens(at_start=True)
+        self._cache = SegmentCache(self._encode_parts, self.vocab_size, MOST_BYTES)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -143,9 +149,26 @@ class Tokenizer:
             add_special_tokens: put BOS and EOS where the model wants them on plain text.
             parse_special: False makes control tokens spelled out in the text ("<|im_start|>") ordinary characters.
         """
-        backend = self.backend if parse_special else self._literal
-        ids = _encode(backend, text, add_special_tokens and not self._own_ends)
+        by_backend = add_special_tokens and not self._own_ends
+        if parse_special and len(text) >= _REMEMBERED and (ends := self._backend_ends if by_backend else ([], [])):
+            ids = ends[0] + self._cache.ids(parts_of(text, self._cuts, _AS_IT_IS)) + ends[1]
+        else:
+            ids = _encode(self.backend if parse_special else self._literal, text, by_backend)
         return self._with_ends(ids, add_special_tokens)
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Token ids of `text`, in which control tokens with `mark` inside stand for ordinary characters; no special
+        tokens are added. `mark` itself has no ids, wherever it stands."""
+        parts: list[Part] = []
+        at = 0
+        for match in [*self.control_cuts.finditer(text), None]:
+            plain = text[at : match.start() if match else len(text)].replace(mark, "")
+            if plain:
+                parts.append((_LITERAL_INSIDE if at else _LITERAL, plain))
+            if match:
+                parts.append((_AS_IT_IS, match[0]))
+                at = match.end()
+        return self._cache.ids(parts)
 
     def encode_literally(self, text: str, at_start: bool = True) -> list[int]:
         """Token ids of a stretch of text without special tokens of any kind; `at_start` False where other text is
@@ -198,6 +221,34 @@ class Tokenizer:
         """The id of a token written as in the vocabulary."""
         return self.backend.token_to_id(token)
 
+    def _encode_parts(self, parts: list[Part]) -> list[list[int]]:
+        backends = (self.backend, self._literal, self._literal_inside)
+        if sum(len(text) for _, text in parts) < _LONG:
+            return [_encode(backends[kind], text, False) for kind, text in parts]
+        found: list[list[int]] = [[]] * len(parts)
+        for wanted, backend in enumerate(backends):
+            places = [i for i, (kind, _) in enumerate(parts) if kind == wanted]
+            texts = [_clean(parts[i][1]) for i in places]
+            for i, encoding in zip(places, backend.encode_batch(texts, add_special_tokens=False), strict=True):
+                found[i] = list(encoding.ids)
+        return found
+
+    @cached_property
+    def _cuts(self) -> re.Pattern[str]:
+        """Finds the control tokens before which a text may be cut."""
+        added = [] if self.backend.encode_special_tokens else self.backend.get_added_tokens_decoder().values()
+        return re.compile(any_of(safe_cuts(list(added))))
+
+    @cached_property
+    def _backend_ends(self) -> tuple[list[int], list[int]] | None:
+        """What the backend's own rules put before and after any text; None where that cannot be told."""
+        bare = self.backend.encode("a", add_special_tokens=False).ids
+        whole = self.backend.encode("a", add_special_tokens=True).ids
+        for start in range(len(whole) - len(bare) + 1 if bare else 0):
+            if whole[start : start + len(bare)] == bare:
+                return list(whole[:start]), list(whole[start + len(bare) :])
+        return None
+
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
@@ -225,11 +276,13 @@ class Tokenizer:
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
         """Finds control tokens spelled out in a text."""
-        return re.compile("|".join(re.escape(token.content) for token in self._control_tokens()) or r"(?!)")
+        return re.compile(any_of(token.content for token in self._control_tokens()))
 
     @cached_property
     def control_cuts(self) -> re.Pattern[str]:
         """Finds control tokens together with the space they swallow."""
+        if not any(token.lstrip or token.rstrip for token in self._control_tokens()):
+            return self.control_pattern
         cuts = (
             (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
             for token in self._control_tokens()
