@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _TRACES_PATH = "/v1/traces"
+_SEND_SECONDS = 3.0
+"""Time to send a batch, retries included: a collector that is away holds up the end of the server no longer."""
 
 
 class Tracer:
@@ -115,4 +117,5 @@ def tracer_of(config: EngineConfig) -> Tracer | None:
             f"--otlp-traces-endpoint needs OpenTelemetry, which is not installed ({error.name}): "
             "pip install octavo[otel]"
         ) from None
-    return Tracer(OTLPSpanExporter(endpoint=url if parts.path.strip("/") else url.rstrip("/") + _TRACES_PATH))
+    endpoint = url if parts.path.strip("/") else url.rstrip("/") + _TRACES_PATH
+    return Tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_SECONDS))
