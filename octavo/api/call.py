@@ -110,8 +110,10 @@ class Call:
 
 def warning_headers(ignored: Sequence[Ignored]) -> dict[str, str]:
     """The header that names fields without an effect; none where there are none."""
-    names = ", ".join("".join(c if "!" <= c <= "~" else "?" for c in field) for field, _ in ignored)
-    return {"X-Octavo-Warnings": f"ignored: {names}"} if names else {}
+    if not ignored:
+        return {}
+    names = ["".join(c if "!" <= c <= "~" else "?" for c in field) or '""' for field, _ in ignored]
+    return {"X-Octavo-Warnings": f"ignored: {', '.join(names)}"}
 
 
 def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
@@ -123,6 +125,12 @@ def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
     front = service.ready()
     model = front.check_model(body.model)
     body.refuse()
+    if len(body.allowed_token_ids or ()) > front.info.vocab_size:
+        raise bad_request(
+            f"allowed_token_ids may hold at most {front.info.vocab_size} ids, as many as the vocabulary has, got "
+            f"{len(body.allowed_token_ids or ())}.",
+            "allowed_token_ids",
+        )
     key = key_of(http.scope)
     service.check_room(key)
     request_id = clean_request_id(body.request_id) if body.request_id else http.state.request_id

@@ -124,9 +124,11 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
         scores = 0  # a request that generates nothing must at least score its prompt
     sampling = sampling_of(call, max_tokens or 1, body.logprobs, scores)
     top = sampling.logprobs
-    if body.best_of is not None and body.best_of > 1:
+    if body.best_of is None:
+        check_choices(len(prompts), sampling.n, "n")
+    else:
+        check_choices(len(prompts), body.best_of, "best_of")
         sampling = _with_rivals(sampling, body.best_of)
-    check_choices(len(prompts), sampling.n, "n" if body.best_of is None else "best_of")
     jobs, echoes = [], []
     for index, prompt in enumerate(prompts):
         job = await make_job(
@@ -147,6 +149,8 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
 
 def _with_rivals(sampling: SamplingParams, best_of: int) -> SamplingParams:
     """Parameters that make `best_of` choices, with what it takes to compare them."""
+    if best_of == 1:
+        return sampling
     if sampling.greedy:
         raise bad_request(
             f"best_of must be 1 when using greedy sampling, got {best_of}: all choices would be the same.", "best_of"
