@@ -34,7 +34,7 @@ from octavo.runtime.executor import Local
 from octavo.runtime.runner import Runner
 from octavo.text.gguf_tokenizer import from_gguf
 from octavo.text.request import RequestFactory
-from octavo.text.template import ChatTemplate, load_template
+from octavo.text.template import PARAMETERS, ChatTemplate, TemplateError, load_template
 from octavo.text.tokenizer import Tokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -120,13 +120,29 @@ def build_text(config: EngineConfig) -> Text:
     asked = _own_tokenizer(config) if config.tokenizer else None
     with _open(find_model(config)) as checkpoint:
         tokenizer = _tokenizer(checkpoint) if asked is None else asked
-        own = load_template(config.chat_template) if config.chat_template else None
-        template = ChatTemplate.of(tokenizer, own)
+        template = chat_template(config, tokenizer)
         generation = _generation(config, checkpoint)
         declared = [checkpoint.config.get("eos_token_id"), generation.get("eos_token_id"), tokenizer.eos_id]
     eos = dict.fromkeys(i for ids in declared for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
     defaults = {ours: generation[key] for key, ours in GENERATION_KEYS.items() if generation.get(key) is not None}
     return Text(tokenizer, template, tuple(eos), defaults)
+
+
+def chat_template(config: EngineConfig, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template that chats are rendered with: --chat-template, or else the tokenizer's.
+
+    Raises:
+        ConfigError: an option about templates cannot be honoured.
+        TemplateError: the tokenizer's own template cannot be read.
+    """
+    for name in sorted(PARAMETERS & config.default_chat_template_kwargs.keys()):
+        raise ConfigError(f"--default-chat-template-kwargs cannot set {name}, which each request says for itself.")
+    if not config.chat_template:
+        return ChatTemplate.of(tokenizer, content_format=config.chat_template_content_format)
+    try:
+        return ChatTemplate.of(tokenizer, load_template(config.chat_template), config.chat_template_content_format)
+    except TemplateError as error:
+        raise ConfigError(f"--chat-template: {error}") from None
 
 
 def _own_tokenizer(config: EngineConfig) -> Tokenizer:

@@ -22,7 +22,7 @@ from octavo.offline.run import Interrupts, Job, forget, run
 from octavo.outputs import BeamSearchOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.text.request import RequestFactory
-from octavo.text.template import ChatTemplate, Message, texts_in
+from octavo.text.template import ChatTemplate, Message, joined_parts, texts_in
 from octavo.text.tokenizer import Tokenizer
 from octavo.types import Request, TokenLogprobs
 from octavo.wire import Engine
@@ -159,7 +159,7 @@ class LLM:
                 "variables": chat_template_kwargs,
             }
             text = template.render(conversation, **options)
-            given = "\0".join(texts_in([conversation, tools, chat_template_kwargs]))
+            given = "\0".join(texts_in([conversation, tools, chat_template_kwargs]) + joined_parts(conversation))
             if self._tokenizer.control_pattern.search(given):  # typed by somebody: it stays text, as in the server
                 ids = template.encode(self._tokenizer, conversation, parse_special=False, **options)
             else:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
 from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend
 from octavo.api.schemas import ChatBody, TokenizeBody
-from octavo.text.template import ChatTemplate, texts_in
+from octavo.text.template import PARAMETERS, ChatTemplate, joined_parts, texts_in
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _LARGE = 20_000
 """Inputs of more characters than this are worked on beside the event loop."""
-_FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""What a template reads that the body has fields for."""
+_TEMPLATES = 16
+"""Templates of callers that are kept ready: reading one takes longer than using it."""
 
 
 async def beside(size: int, function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -59,7 +60,7 @@ def _encode(
 ) -> list[int]:
     """`texts`: all that the caller wrote."""
     template = _template(front, own)
-    typed = front.tokenizer.control_pattern.search("\0".join(texts)) is not None
+    typed = front.tokenizer.control_pattern.search("\0".join([*texts, *joined_parts(messages)])) is not None
     return template.encode(front.tokenizer, messages, parse_special=not typed, **options)
 
 
@@ -77,15 +78,22 @@ def _template(front: Frontend, own: str | None) -> ChatTemplate:
             "--trust-request-chat-template.",
             "chat_template",
         )
-    return ChatTemplate(own, front.tokenizer.special_tokens)
+    return _read_template(own, tuple(front.tokenizer.special_tokens.items()), front.config.chat_template_content_format)
+
+
+@lru_cache(_TEMPLATES)
+def _read_template(source: str, special_tokens: tuple[tuple[str, str], ...], content_format: str) -> ChatTemplate:
+    return ChatTemplate(source, dict(special_tokens), content_format)
 
 
 def _options(front: Frontend, body: ChatBody | TokenizeBody) -> dict[str, Any]:
-    variables = {**front.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    for name in sorted(_FIELDS & (body.chat_template_kwargs or {}).keys()):
+    asked = body.chat_template_kwargs or {}
+    for name in sorted(PARAMETERS & asked.keys()):
         raise bad_request(f"chat_template_kwargs cannot set {name}; it has a field of its own.", "chat_template_kwargs")
+    variables = dict(front.config.default_chat_template_kwargs)
     if isinstance(body, ChatBody) and body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables["reasoning_effort"] = body.reasoning_effort
+    variables.update(asked)
     documents = body.documents if isinstance(body, ChatBody) else None
     go_on = bool(body.continue_final_message)
     prompt = not go_on if body.add_generation_prompt is None else body.add_generation_prompt

@@ -57,7 +57,7 @@ class Budget:
         self.turns -= 1
         if self.turns < 0:
             raise TemplateLimit(f"the chat template loops more than {MAX_TURNS} times")
-        if time.monotonic() > self.deadline:
+        if not self.turns % 16 and time.monotonic() > self.deadline:
             raise TemplateLimit(f"the chat template takes more than {MAX_SECONDS} seconds")
 
 
@@ -73,9 +73,9 @@ class _GenerationTag(Extension):
 
 @jinja2.pass_context
 def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    budget: Budget = context.parent[_BUDGET]
+    spend = context.parent[_BUDGET].spend
     for item in items:
-        budget.spend()
+        spend()
         yield item
 
 

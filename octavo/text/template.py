@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ MAX_SOURCE = 1 << 18
 """Characters of a template: reading one takes ten microseconds a character, those of models have some thousand."""
 _PRIVATE = range(0xE000, 0xF8FF)
 _TOO_DEEP = "the messages, tools or variables of the chat are nested too deeply"
-_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""What `render` gives to a template itself."""
+PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""What `render` gives to a template itself; no variable may have one of these names."""
 
 
 class TemplateError(ValueError):
@@ -32,16 +32,19 @@ class TemplateError(ValueError):
 def load_template(text_or_path: str) -> str:
     """The template in a file of that name, or the argument itself where it is a template.
 
-    TemplateError when it looks like a file name and there is no such file.
+    TemplateError when it looks like a file name and there is no such file, or it cannot be read.
     """
-    if "\n" not in text_or_path and "{" not in text_or_path:
+    if "\n" in text_or_path or "{" in text_or_path:
+        return text_or_path
+    try:
         path = Path(text_or_path).expanduser()
-        if not path.is_file():
-            raise TemplateError(
-                f"the chat template {text_or_path!r} is neither a file nor a template: a template holds {{{{ or {{%."
-            )
-        return path.read_text("utf-8")
-    return text_or_path
+        if path.is_file():
+            return path.read_text("utf-8")
+    except (OSError, RuntimeError, UnicodeError) as error:
+        raise TemplateError(f"the chat template {text_or_path!r} cannot be read: {error}") from None
+    raise TemplateError(
+        f"the chat template {text_or_path!r} is neither a file nor a template: a template holds {{{{ or {{%."
+    )
 
 
 class ChatTemplate:
@@ -110,7 +113,7 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message cannot both be true: set add_generation_prompt to "
                 "false to continue the last message."
             )
-        for name in sorted(_PARAMETERS & (variables or {}).keys()):
+        for name in sorted(PARAMETERS & (variables or {}).keys()):
             raise TemplateError(f"the variables of a chat template cannot set {name}, which is a parameter of its own.")
         name = self._choose(tools)
         if not messages:
@@ -152,7 +155,7 @@ class ChatTemplate:
         pattern = tokenizer.control_pattern
         mark = _unused_character(messages, options)
         try:
-            broken = [_break_up(message, pattern, mark) for message in messages]
+            broken = [_break_up_joints(_break_up(message, pattern, mark), pattern, mark) for message in messages]
             options = {key: _break_up(value, pattern, mark) for key, value in options.items()}
         except RecursionError:
             raise TemplateError(_TOO_DEEP) from None
@@ -290,24 +293,50 @@ def _unused_character(*values: Any) -> str:
 
 
 def texts_in(value: Any) -> list[str]:
-    """All texts inside `value`, which is made as JSON is: keys too."""
+    """All texts inside `value`, which is made as JSON is: keys too, each of them once."""
     found: list[str] = []
+    keys: set[Any] = set()
     rest = [value]
     while rest:
         item = rest.pop()
-        kind = type(item)
-        if kind is str:
+        if isinstance(item, str):
             found.append(item)
-        elif kind is dict:
-            rest += item
-            rest += item.values()
-        elif isinstance(item, str):
-            found.append(item)
-        elif isinstance(item, Mapping):
-            rest += [*item.keys(), *item.values()]
+        elif type(item) is dict or isinstance(item, Mapping):
+            keys.update(item)
+            for inner in item.values():
+                (found if type(inner) is str else rest).append(inner)
         elif isinstance(item, list | tuple):
             rest += item
-    return found
+    return [*found, *(key for key in keys if isinstance(key, str))]
+
+
+def joined_parts(messages: Iterable[Any]) -> list[str]:
+    """Per message with parts their texts in one, as a template prints them that puts nothing in between."""
+    return ["".join(_part_texts(message)) for message in messages if _has_parts(message)]
+
+
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("content"), list)
+
+
+def _part_texts(message: Mapping[str, Any]) -> list[str]:
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in message["content"])
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _break_up_joints(message: Any, pattern: re.Pattern[str], mark: str) -> Any:
+    """`message` with `mark` after each of its parts where one begins a control token that another goes on with."""
+    if not _has_parts(message) or not pattern.search("".join(_part_texts(message))):
+        return message
+    return {**message, "content": [_marked_end(part, mark) for part in message["content"]]}
+
+
+def _marked_end(part: Any, mark: str) -> Any:
+    if isinstance(part, str):
+        return part + mark
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return {**part, "text": part["text"] + mark}
+    return part
 
 
 def _break_up(value: Any, pattern: re.Pattern[str], mark: str) -> Any:
