@@ -295,6 +295,25 @@ def test_a_server_that_loads_is_waited_for() -> None:
         assert raw.retries_taken >= 1 and [model.id for model in raw.parse()] == [MODEL]
 
 
+def test_more_requests_than_a_key_may_have() -> None:
+    engine = ScriptEngine(pause=0.005)
+    body: dict[str, Any] = {"model": MODEL, "prompt": "a", "temperature": 0}
+    with (
+        running(parts_of(engine), api_key=("one", "two"), max_num_reqs_per_key=1) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="one", max_retries=0) as one,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="two", max_retries=0) as two,
+    ):
+        held = one.completions.create(**body, max_tokens=490, stream=True, extra_body={"ignore_eos": True})
+        until(lambda: bool(engine.live))
+        with pytest.raises(openai.RateLimitError) as limited:
+            one.completions.create(**body, max_tokens=1)
+        assert limited.value.status_code == 429 and "retry-after" in limited.value.response.headers
+        assert two.completions.create(**body, max_tokens=1).choices[0].text == "Alpha"
+        held.close()
+        raw = one.with_options(max_retries=3).completions.with_raw_response.create(**body, max_tokens=1)
+        assert raw.parse().choices[0].text == "Alpha"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_timeout_of_the_client_ends_the_work(api: Api, client: openai.OpenAI, stream: bool) -> None:
     api.engine.pause = 0.6 if stream else 0.005
