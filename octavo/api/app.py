@@ -28,7 +28,7 @@ ROUTES: tuple[Operation, ...] = (
     Operation("POST", "/ping", system.health, "As /health.", answers.Health, errors=(503,)),
     Operation("GET", "/load", system.load, "How much is going on.", answers.Load),
     Operation("GET", "/version", system.version, "Octavo's version.", answers.Version),
-    Operation("GET", "/metrics", system.metrics, "Numbers for Prometheus.", "text/plain", errors=(503,)),
+    Operation("GET", "/metrics", system.metrics, "Numbers for Prometheus.", "text/plain"),
     Operation("GET", "/v1/models", models.list_models, "The models served.", answers.ModelList, errors=(503,)),
     Operation("GET", "/v1/models/{name:path}", models.get_model, "One of them.", answers.ModelCard, errors=(404, 503)),
     Operation(

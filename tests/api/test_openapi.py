@@ -45,6 +45,15 @@ def test_openapi_has_every_route_and_every_field(api: Api) -> None:
     assert schemas["CompletionBody"]["properties"]["temperature"]["maximum"] == 2
 
 
+def test_the_page_of_the_documentation_has_every_route_and_error(api: Api) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    paths = described(api.url)["paths"]
+    for path, methods in paths.items():
+        assert path in page
+        for status in {status for operation in methods.values() for status in operation["responses"]} - {"200"}:
+            assert f"| {status} |" in page
+
+
 def test_openapi_responses(api: Api) -> None:
     paths = described(api.url)["paths"]
     create = paths[CHAT]["post"]
