@@ -128,10 +128,10 @@ def test_abort_01_an_abort_frees_the_kv_cache() -> None:
         with http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            assert parsed(http)["vllm:num_requests_running"] == 3
-            assert parsed(http)["vllm:kv_cache_usage_perc"] > 0
-        until(lambda: parsed(http)["vllm:num_requests_running"] == 0)
-        after = parsed(http)
+            assert parsed(http.get("/metrics").text)["vllm:num_requests_running"] == 3
+            assert parsed(http.get("/metrics").text)["vllm:kv_cache_usage_perc"] > 0
+        until(lambda: parsed(http.get("/metrics").text)["vllm:num_requests_running"] == 0)
+        after = parsed(http.get("/metrics").text)
         assert after["vllm:kv_cache_usage_perc"] == 0
         assert after["vllm:request_success_total/abort"] == 3
         assert 0 <= after["octavo:kv_cache_filled_ratio"] <= 1
@@ -143,4 +143,4 @@ def test_sched_07_many_requests_in_little_memory_all_finish() -> None:
         together = list(pool.map(lambda text: ask(http, prompt=text, max_tokens=20, ignore_eos=True), texts))
         alone = [ask(http, prompt=text, max_tokens=20, ignore_eos=True) for text in texts]
         assert [a["choices"][0]["text"] for a in together] == [a["choices"][0]["text"] for a in alone]
-        assert parsed(http)["vllm:num_requests_waiting"] == 0
+        assert parsed(http.get("/metrics").text)["vllm:num_requests_waiting"] == 0
