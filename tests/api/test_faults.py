@@ -81,7 +81,7 @@ def test_poisoned_requests_fail_alone() -> None:
 
 
 def test_a_killed_engine_costs_no_request_anything() -> None:
-    asked = [neighbour(i) for i in range(100)]
+    asked = [{**neighbour(i), "max_tokens": 200 + i % 17} for i in range(100)]
     with faulty() as (url, clients):
         right = asyncio.run(ask_all(url, asked))
 
@@ -89,7 +89,7 @@ def test_a_killed_engine_costs_no_request_anything() -> None:
             answers = asyncio.create_task(ask_all(url, asked))
             reasons = set()
             for _ in range(3):
-                await asyncio.sleep(0.3)  # the second and third time in the middle of the replay
+                await asyncio.sleep(0.2)  # the second and third time in the middle of the replay
                 restarts = clients[0].restarts
                 assert not answers.done()
                 os.kill(clients[0].pid or 0, signal.SIGKILL)
