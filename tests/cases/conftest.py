@@ -9,6 +9,7 @@ import pytest
 
 from octavo import LLM
 from tests import realmodels
+from tests.api.conftest import _server, api  # noqa: F401
 from tests.cases.real import Real, serving
 from tests.cases.successor import write_successor
 
