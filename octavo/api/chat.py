@@ -30,6 +30,7 @@ from octavo.api.logprobs import chat_entries
 from octavo.api.messages import checked_messages, last_text
 from octavo.api.prompts import encode_chat
 from octavo.api.schemas import ChatBody
+from octavo.sampling_params import ParameterError
 
 
 @dataclass
@@ -58,10 +59,21 @@ async def create(http: HttpRequest) -> Any:
     service.ready()
     body = await parse(http, ChatBody, service.config.max_request_bytes)
     call = begin(http, service, body)
-    plan = await _plan(call, body)
+    try:
+        plan = await _plan(call, body)
+    except ParameterError as error:
+        error.parameter = _given_as(body, error.parameter)
+        raise
     if body.stream:
         return stream_answer(call, _chunks(plan))
     return await whole_answer(http, call, partial(_whole, plan))
+
+
+def _given_as(body: ChatBody, parameter: str | None) -> str | None:
+    """The field of a chat that `parameter` comes from."""
+    if parameter == "max_tokens" and body.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return {"prompt": "messages", "logprobs": "top_logprobs"}.get(parameter or "", parameter)
 
 
 async def _plan(call: Call, body: ChatBody) -> _Plan:

@@ -232,3 +232,19 @@ def test_tokenize_and_detokenize(api: Api) -> None:
     for body in ({}, {"prompt": "a", "messages": messages}):
         assert api.http.post("/tokenize", json=body).status_code == 400
     assert api.http.post("/detokenize", json={"tokens": [999999]}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 600}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ],
+)
+def test_chat_errors_name_the_field_that_was_sent(api: Api, body: dict[str, Any], field: str) -> None:
+    response = api.chat(**body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == field

@@ -193,6 +193,13 @@ def test_http_10_request_ids(api: Api) -> None:
     assert response.headers["x-request-id"] == "x" * 256 and len(response.content) < 50_000
 
 
+def test_http_10_the_longest_request_id_is_not_in_every_chunk(api: Api) -> None:
+    body = {**GREEDY, "prompt": "a", "stream": True, "max_tokens": 50, "ignore_eos": True}
+    response = api.http.post(BOTH[0], json=body, headers={"X-Request-Id": "x" * 65536})
+    assert response.status_code in (200, 400, 431) and len(response.content) < 50_000
+    api.alive()
+
+
 def test_sched_08_two_requests_may_have_one_id(api: Api) -> None:
     api.engine.pause = 0.002
     answers: list[httpx.Response] = []

@@ -29,6 +29,16 @@ def test_len_02_prompts_around_the_limit(api: Api, length: int, status: int) -> 
     api.alive()
 
 
+@pytest.mark.parametrize("length, status", [(511, 200), (512, 400), (513, 400)])
+def test_len_02_ids_around_the_limit(api: Api, length: int, status: int) -> None:
+    response = api.completion(prompt=[65] * length, ignore_eos=True)
+    assert response.status_code == status, response.text
+    if status == 200:
+        assert response.json()["usage"]["completion_tokens"] == 1
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+    api.alive()
+
+
 def test_len_04_chat_fills_the_context_and_completions_give_16(api: Api) -> None:
     chat = api.chat(ignore_eos=True).json()
     assert chat["usage"]["total_tokens"] == MAX_MODEL_LEN and chat["choices"][0]["finish_reason"] == "length"
@@ -59,7 +69,7 @@ def test_len_07_completion_tokens_are_counted_exactly(api: Api, path: str, count
     assert chunks[-1]["usage"] == answer["usage"]
 
 
-@pytest.mark.parametrize("cut, status", [(16, 200), (-1, 400), (513, 400), (-2, 400)])
+@pytest.mark.parametrize("cut, status", [(16, 200), (-1, 400), (512, 400), (513, 400), (-2, 400)])
 def test_len_09_truncation_keeps_the_end(api: Api, cut: int, status: int) -> None:
     prompt = "".join(chr(97 + i % 26) for i in range(600))
     response = api.completion(prompt=prompt, truncate_prompt_tokens=cut, max_tokens=10, return_token_ids=True)

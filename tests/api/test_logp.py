@@ -120,11 +120,17 @@ def test_logp_11_prompt_logprobs(api: Api) -> None:
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("field, value", [("prompt_logprobs", -1), ("prompt_logprobs", 21), ("logprobs", 1000)])
+@pytest.mark.parametrize(
+    "field, value", [("prompt_logprobs", -1), ("prompt_logprobs", 21), ("prompt_logprobs", 267), ("logprobs", 1000)]
+)
 def test_logp_13_more_than_the_cap_is_refused(api: Api, field: str, value: int) -> None:
-    response = api.completion(**{field: value})
-    assert response.status_code == 400
-    assert "20" in response.json()["error"]["message"] and response.json()["error"]["param"] == field
+    name = "top_logprobs" if field == "logprobs" else field
+    for response, param in (
+        (api.completion(**{field: value}), field),
+        (api.chat(logprobs=True, **{name: value}), name),
+    ):
+        assert response.status_code == 400
+        assert "20" in response.json()["error"]["message"] and response.json()["error"]["param"] == param
     api.alive()
 
 
