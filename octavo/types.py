@@ -53,8 +53,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Order of arrival, given by the front end."""
     priority: int = 0
     """Lower runs first, where the scheduling policy is `priority`."""
-    deadline: float | None = None
-    """Seconds since the epoch after which the request is not worth finishing."""
     salt: str = ""
     """Requests with different salts never share prefix blocks."""
     adapter: int = 0

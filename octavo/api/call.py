@@ -22,7 +22,6 @@ from octavo.api.prompts import beside
 from octavo.api.record import Origin, Record
 from octavo.api.schemas import GenerationBody, Ignored, RepetitionDetection
 from octavo.api.sse import DONE, EventStream, Pace, frame, gone
-from octavo.api.timed import TimedGeneration
 from octavo.logs import REQUEST_ID
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
 from octavo.text.request import RequestFactory
@@ -68,8 +67,6 @@ class Call:
     """Fields without an effect."""
     key: int | None
     """Which API key the caller has."""
-    arrived: float
-    """When, on the monotonic clock."""
     origin: Origin
     pace: Pace = field(default_factory=Pace)
 
@@ -138,17 +135,16 @@ def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
     if body.priority and service.config.scheduling_policy != "priority":
         why = "requests run in the order they come; the server can be started with --scheduling-policy priority"
         ignored.append(Ignored("priority", f"The field `priority` has no effect: {why}."))
-    arrived = time.monotonic()
-    origin = origin_of(http, request_id, model, arrived)
-    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, arrived, origin)
+    origin = origin_of(http, request_id, model)
+    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, origin)
 
 
-def origin_of(http: HttpRequest, request_id: str, model: str, arrived: float) -> Origin:
+def origin_of(http: HttpRequest, request_id: str, model: str) -> Origin:
     """What logs and traces say of where a call comes from; from here on log lines carry `request_id`."""
     REQUEST_ID.set(request_id)
     trace = {name: value for name in ("traceparent", "tracestate") if (value := http.headers.get(name))}
     client = f"{http.client.host}:{http.client.port}" if http.client else ""
-    return Origin(request_id, route_path(http.scope), model, client, arrived, trace)
+    return Origin(request_id, route_path(http.scope), model, client, time.monotonic(), trace)
 
 
 def sampling_of(
@@ -205,7 +201,6 @@ async def make_job(
     """
     body, factory = call.body, call.front.factory
     size += sum(map(len, [*(sampling.bad_words or ()), *(sampling.stop or ())]))
-    seconds = call.seconds()
     request = await beside(
         size,
         factory.make,
@@ -218,7 +213,6 @@ async def make_job(
         cut_max_tokens=cut_max_tokens,
         arrival=call.service.next_serial(),
         priority=body.priority or 0,
-        deadline=None if seconds is None else time.time() + seconds - (time.monotonic() - call.arrived),
         salt=body.cache_salt or "",
     )
     return Job(request, await beside(size, factory.output, request))
@@ -242,27 +236,20 @@ def prompt_scores(call: Call, news: News) -> list[Any] | None:
     return prompt_entries(news.prompt_logprobs, top, call.names())
 
 
-def start(call: Call, jobs: Sequence[Job]) -> TimedGeneration:
+def start(call: Call, jobs: Sequence[Job]) -> Generation:
     """The generation that answers `call`."""
     front, service = call.front, call.service
     record = Record(call.origin, [job.request for job in jobs], service.metrics.requests, service.listeners)
     if service.stats_log is not None:
         service.stats_log.poke()
-    return TimedGeneration(
-        Generation(front.engine, jobs, record, call.pace),
-        front.engine,
-        [job.request.id for job in jobs],
-        call.arrived,
-        call.seconds(),
-        call.service.config.enable_per_request_metrics,
-    )
+    return Generation(front.engine, jobs, record, call.pace, call.seconds())
 
 
-def closing_fields(call: Call, generation: TimedGeneration) -> dict[str, Any]:
+def closing_fields(call: Call, generation: Generation) -> dict[str, Any]:
     """What a whole answer ends with."""
     fields: dict[str, Any] = {"usage": generation.usage.as_json()}
     if call.service.config.enable_per_request_metrics:
-        fields["metrics"] = generation.times.as_json()
+        fields["metrics"] = generation.record.times()
     return fields
 
 
@@ -313,7 +300,7 @@ class StreamUsage:
         choices: how many choices there are; the chunk that ends the last of them may be the last one.
     """
 
-    def __init__(self, call: Call, generation: TimedGeneration, choices: int) -> None:
+    def __init__(self, call: Call, generation: Generation, choices: int) -> None:
         options, config = call.body.stream_options, call.service.config
         self._asked = bool(options and options.include_usage) or config.enable_force_include_usage
         self._continuous = self._asked and bool(options and options.continuous_usage_stats)
@@ -327,7 +314,7 @@ class StreamUsage:
             chunk["usage"] = self._generation.usage.as_json() if self._continuous else None
         self._left -= sum(choice["finish_reason"] is not None for choice in chunk["choices"])
         if self._measured and not self._asked and not self._left:
-            chunk["metrics"] = self._generation.times.as_json()
+            chunk["metrics"] = self._generation.record.times()
         return chunk
 
     def last(self, envelope: dict[str, Any]) -> list[dict[str, Any]]:
@@ -335,4 +322,4 @@ class StreamUsage:
         if not self._asked:
             return []
         chunk = {**envelope, "choices": [], "usage": self._generation.usage.as_json()}
-        return [{**chunk, "metrics": self._generation.times.as_json()} if self._measured else chunk]
+        return [{**chunk, "metrics": self._generation.record.times()} if self._measured else chunk]

@@ -26,11 +26,10 @@ from octavo.api.call import (
 )
 from octavo.api.errors import bad_request
 from octavo.api.frontend import service_of
-from octavo.api.generation import Job, News
+from octavo.api.generation import Generation, Job, News
 from octavo.api.logprobs import CompletionLogprobs, prompt_entries
 from octavo.api.prompts import beside
 from octavo.api.schemas import CompletionBody
-from octavo.api.timed import TimedGeneration
 from octavo.sampling_params import SamplingParams
 from octavo.types import TokenLogprobs
 
@@ -233,7 +232,7 @@ class _Choices:
         return [{**parts[choice.index], "index": index} for index, choice in enumerate(kept)]
 
 
-async def _news(plan: _Plan, generation: TimedGeneration) -> AsyncGenerator[News, None]:
+async def _news(plan: _Plan, generation: Generation) -> AsyncGenerator[News, None]:
     """The news of `generation`; where answers begin with the scores of a prompt, nothing comes before they have."""
     held: dict[int, list[News]] = {}
     async with aclosing(generation.news()) as source:

@@ -6,6 +6,8 @@ tells the engine about stop strings, tells the record, and leaves nothing runnin
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -35,7 +37,6 @@ class News(NamedTuple):
     choice: int
     piece: Piece
     prompt_logprobs: Sequence[TokenLogprobs | None] | None
-    queued: float = 0.0
     """Seconds its request waited, in the first news of a choice."""
 
 
@@ -58,14 +59,24 @@ class Usage:
 
 
 class Generation:
-    """The requests of one call, running together. Use `news()` once; closing it aborts what still runs."""
+    """The requests of one call, running together. Use `news()` once; closing it aborts what still runs.
 
-    def __init__(self, engine: AsyncEngine, jobs: Sequence[Job], record: Record, pace: Pace) -> None:
+    Args:
+        limit: seconds since the call came after which what still runs is ended; None for no limit.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, jobs: Sequence[Job], record: Record, pace: Pace, limit: float | None = None
+    ) -> None:
+        self.record = record
         self._engine = engine
         self._jobs = jobs
         self._index = {job.request.id: i for i, job in enumerate(jobs)}
-        self._record = record
         self._pace = pace
+        self._limit = limit
+        self._late = False
+        """The time is over."""
+        self._ending: set[asyncio.Task[None]] = set()
         self._open = {(i, c) for i, job in enumerate(jobs) for c in range(job.request.n)}
         self.usage = Usage(prompt_tokens=sum(len(job.request.prompt) for job in jobs))
 
@@ -74,9 +85,11 @@ class Generation:
         engine, or for all the steps that a client did not take in time.
 
         Raises:
-            ApiError: a choice failed or was aborted from the server's side; the others are aborted then.
+            ApiError: a choice failed or was aborted from the server's side, or the time is over; the others are
+                aborted then.
         """
-        self._record.began()
+        timer = self._start_timer()
+        self.record.began()
         try:
             # Closing the engine's stream aborts what is left of the requests.
             async with aclosing(self._engine.generate(*(job.request for job in self._jobs))) as stream:
@@ -95,8 +108,10 @@ class Generation:
             self._close_all("error")
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             self._close_all("abort")
-            self._record.ended()
+            self.record.ended()
 
     def _take(self, index: int, delta: Delta) -> News:
         job = self._jobs[index]
@@ -104,17 +119,42 @@ class Generation:
             self.usage.cached[index] = max(delta.cached, self.usage.cached.get(index, 0))
         if delta.finish in ("error", "abort"):
             self._close(index, delta.choice, delta.finish)
-            raise _failure(delta)
+            raise self._too_late() if self._late else _failure(delta)
         piece = job.output.push(delta)
-        self._record.took(index, delta.choice, delta, len(piece.token_ids), piece.text)
+        self.record.took(index, delta.choice, delta, len(piece.token_ids), piece.text)
         self.usage.completion_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             self._close(index, delta.choice, piece.finish_reason)
-        return News(index, delta.choice, piece, delta.prompt_logprobs, delta.queued)
+        return News(index, delta.choice, piece, delta.prompt_logprobs)
+
+    def _start_timer(self) -> asyncio.TimerHandle | None:
+        if self._limit is None:
+            return None
+        left = self._limit - (time.monotonic() - self.record.origin.arrived)
+        return asyncio.get_running_loop().call_later(max(left, 0.0), self._expire)
+
+    def _expire(self) -> None:
+        """End what still runs; its news then end with an error."""
+        self._late = True
+        for name in self._index:
+            task = asyncio.ensure_future(self._engine.abort(name))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _too_late(self) -> ApiError:
+        return ApiError(
+            408,
+            f"The answer was not done within {self._limit:g} seconds, when {self.usage.completion_tokens} tokens had "
+            "been generated. Allow more time (`timeout`, or --request-timeout of the server), ask for fewer tokens, or "
+            "stream.",
+            param="timeout",
+            code="timeout",
+            headers={"X-Should-Retry": "false"},  # clients would ask again, and be as late again
+        )
 
     def _close(self, index: int, choice: int, reason: str) -> None:
         self._open.remove((index, choice))
-        self._record.choice_ended(index, choice, reason)
+        self.record.choice_ended(index, choice, reason)
 
     def _close_all(self, reason: str) -> None:
         for index, choice in list(self._open):

@@ -157,6 +157,22 @@ class Record:
         """From arrival to the end of the last choice."""
         return max(story.ended for story in self.choices.values()) - self.origin.arrived
 
+    def times(self) -> dict[str, float | None]:
+        """`metrics` of an answer: milliseconds, and tokens of all choices per second since the call came; null where
+        there is too little to tell."""
+        stories = [story for story in self.choices.values() if story.tokens]
+        queued, first = self.queued, self.first_token
+        last = max((story.last for story in stories), default=0.0) - self.origin.arrived
+        between = self.generated_tokens - len(stories)
+        waits = sum(story.last - story.first for story in stories)
+        return {
+            "queue_time_ms": None if queued is None else queued * 1000,
+            "time_to_first_token_ms": None if first is None else first * 1000,
+            "generation_time_ms": None if first is None else (last - first) * 1000,
+            "mean_itl_ms": waits / between * 1000 if between else None,
+            "tokens_per_second": self.generated_tokens / max(last, 1e-9) if stories else None,
+        }
+
     @property
     def queued(self) -> float | None:
         """Seconds until the first choice was scheduled, after the engine had got it; None if none was."""

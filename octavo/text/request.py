@@ -98,7 +98,6 @@ class RequestFactory:
         seed: int | None = None,
         arrival: int = 0,
         priority: int = 0,
-        deadline: float | None = None,
         salt: str = "",
         adapter: int = 0,
     ) -> Request:
@@ -146,7 +145,6 @@ class RequestFactory:
             n=sampling.n,
             arrival=arrival,
             priority=priority,
-            deadline=deadline,
             salt=salt,
             adapter=adapter,
             read_prefix_cache=sampling.prompt_logprobs is None and not sampling.skip_reading_prefix_cache,

@@ -161,7 +161,6 @@ def test_a_request_may_only_shorten_the_time_of_the_server() -> None:
         body = {**GREEDY, "prompt": "a", "max_tokens": 400, "ignore_eos": True, "timeout": 100}
         answer = httpx.post(url + COMPLETIONS, json=body)
     assert answer.status_code == 408 and "0.2 seconds" in answer.json()["error"]["message"]
-    assert engine.seen[0].deadline is not None
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])

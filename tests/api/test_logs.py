@@ -193,14 +193,14 @@ def test_throughput_is_logged_while_there_is_work(monkeypatch: pytest.MonkeyPatc
     engine.numbers.prefix_queries = 0
     with listening(JsonLines("", ())) as stream, running(parts_of(engine)) as url:
         assert entries(stream, "octavo.stats") == []
-        body = {**GREEDY, "prompt": "Hello", "max_tokens": 100, "ignore_eos": True}
+        body = {**GREEDY, "prompt": "Hello", "max_tokens": 300, "ignore_eos": True}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
         until(lambda: any("Running: 0 reqs" in entry["message"] for entry in entries(stream, "octavo.stats")))
         time.sleep(0.3)
         lines = [entry["message"] for entry in entries(stream, "octavo.stats")]
         time.sleep(0.3)
         assert [entry["message"] for entry in entries(stream, "octavo.stats")] == lines, "idle"
-    assert "Running: 1 reqs, Waiting: 0 reqs, KV cache usage: 1.0%" in lines[1]
+    assert any("Running: 1 reqs, Waiting: 0 reqs, KV cache usage: 1.0%" in line for line in lines)
     prompt, output = zip(
         *(map(float, re.findall(r"throughput: ([\d.]+) tokens/s", line)) for line in lines), strict=True
     )

@@ -184,8 +184,8 @@ def test_bad_words_without_tokens() -> None:
 def test_defaults() -> None:
     makes = factory(default_sampling={"temperature": 0.6, "top_p": 0.9})
     assert (makes.defaults().temperature, makes.defaults().top_p) == (0.6, 0.9)
-    request = makes.make("r", ids(1), makes.defaults(), priority=3, arrival=9, salt="s", deadline=1.5, adapter=2)
-    assert (request.priority, request.arrival, request.salt, request.deadline, request.adapter) == (3, 9, "s", 1.5, 2)
+    request = makes.make("r", ids(1), makes.defaults(), priority=3, arrival=9, salt="s", adapter=2)
+    assert (request.priority, request.arrival, request.salt, request.adapter) == (3, 9, "s", 2)
     assert makes.output(request) is not None
 
 
