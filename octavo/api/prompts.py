@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend
 from octavo.api.schemas import ChatBody, TokenizeBody
+from octavo.text.confined import WORKERS, Confined
 from octavo.text.template import PARAMETERS, ChatTemplate, joined_parts, texts_in
 
 _P = ParamSpec("_P")
@@ -19,6 +21,9 @@ _LARGE = 20_000
 """Inputs of more characters than this are worked on beside the event loop."""
 _TEMPLATES = 16
 """Templates of callers that are kept ready: reading one takes longer than using it."""
+_CONFINED = Confined()
+_CALLERS_THREADS = ThreadPoolExecutor(WORKERS, "callers' templates")
+"""Where those who bring a template wait for it, and for each other."""
 
 
 async def beside(size: int, function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -46,9 +51,11 @@ async def encode_chat(front: Frontend, body: ChatBody | TokenizeBody, messages: 
     texts = [*texts_in(messages), *texts_in(options)]
     characters = sum(map(len, texts))
     _check_size(front, characters)
-    # Reading a template of the caller may take long, and what it does may, however short it is.
-    least = 0 if body.chat_template is None else _LARGE + 1
-    return await beside(max(least, characters), _encode, front, body.chat_template, messages, options, texts)
+    own = body.chat_template
+    if own is not None:  # reading it may take long, and what it does may, however short it is
+        work = partial(_encode, front, own, messages, options, texts)
+        return await asyncio.get_running_loop().run_in_executor(_CALLERS_THREADS, work)
+    return await beside(characters, _encode, front, own, messages, options, texts)
 
 
 def _encode(
@@ -83,7 +90,7 @@ def _template(front: Frontend, own: str | None) -> ChatTemplate:
 
 @lru_cache(_TEMPLATES)
 def _read_template(source: str, special_tokens: tuple[tuple[str, str], ...], content_format: str) -> ChatTemplate:
-    return ChatTemplate(source, dict(special_tokens), content_format)
+    return ChatTemplate(source, dict(special_tokens), content_format, _CONFINED)
 
 
 def _options(front: Frontend, body: ChatBody | TokenizeBody) -> dict[str, Any]:

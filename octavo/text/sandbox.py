@@ -24,6 +24,8 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+MAX_SOURCE = 1 << 18
+"""Characters of a template: reading one takes ten microseconds a character, those of models have some thousand."""
 MAX_TURNS = 2_000_000
 """Loop turns and calls of one rendering, nested ones included."""
 MAX_SECONDS = 10
@@ -39,6 +41,10 @@ _DATA = frozenset({str, int, float, bool, list, dict, type(None)})
 """Types of values that nothing can be called on without asking the sandbox again."""
 _DICT_METHODS = frozenset(dir(dict))
 _STR_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+
+
+class TemplateError(ValueError):
+    """Messages cannot be rendered; the text is the template's own where it raised one."""
 
 
 class TemplateLimit(Exception):
@@ -154,7 +160,7 @@ def _tojson(
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox. Compile with `from_string`, render with `render`."""
+    """The sandbox. Templates go in with `read` and are rendered with `run`."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -232,8 +238,45 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateLimit("the chat template raises a number to a power above 64")
         return _sized(super().call_binop(context, operator, left, right))
 
-    def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """The rendered text. TemplateLimit where it would exceed a limit; else whatever the template raises."""
+    def read(self, source: str) -> jinja2.Template:
+        """The template, ready to run.
+
+        Raises:
+            TemplateError: it is too long, or no template.
+        """
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are read.")
+        try:
+            return self.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the chat template has a syntax error in line {error.lineno}: {error.message}"
+            ) from error
+        except RecursionError as error:
+            raise TemplateError("the chat template is nested too deeply") from error
+
+    def run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        """The rendered text.
+
+        Raises:
+            TemplateError: the template exceeds a limit, fails, or refuses the variables.
+        """
+        try:
+            return self._render(template, variables)
+        except TemplateLimit as error:
+            raise TemplateError(str(error)) from error
+        except jinja2.UndefinedError as error:
+            raise TemplateError(f"the chat template uses what is not there: {error.message}") from error
+        except jinja2.TemplateError as error:
+            raise TemplateError(error.message or "the chat template refused the messages") from error
+        except RecursionError as error:
+            raise TemplateError("the chat template calls itself without end") from error
+        except MemoryError as error:
+            raise TemplateError("the chat template takes too much memory") from error
+        except Exception as error:  # a template can make any operation fail
+            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+    def _render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         values = {**variables, _BUDGET: Budget()}
         parts: list[str] = []
         size = 0

@@ -6,27 +6,20 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import jinja2
-
-from octavo.text.sandbox import ChatEnvironment, TemplateLimit
+from octavo.text.sandbox import ChatEnvironment
+from octavo.text.sandbox import TemplateError as TemplateError
 from octavo.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _PROBE = "octavo probe"
-MAX_SOURCE = 1 << 18
-"""Characters of a template: reading one takes ten microseconds a character, those of models have some thousand."""
 _PRIVATE = range(0xE000, 0xF8FF)
 _TOO_DEEP = "the messages, tools or variables of the chat are nested too deeply"
 PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """What `render` gives to a template itself; no variable may have one of these names."""
-
-
-class TemplateError(ValueError):
-    """Messages cannot be rendered; the text is the template's own where it raised one."""
 
 
 def load_template(text_or_path: str) -> str:
@@ -47,6 +40,16 @@ def load_template(text_or_path: str) -> str:
     )
 
 
+class Sandbox(Protocol):
+    """Runs templates that may be anybody's; raises TemplateError where one is not to be read or run."""
+
+    def read(self, source: str) -> Any:
+        """The template, ready to run."""
+
+    def run(self, template: Any, variables: dict[str, Any]) -> str:
+        """The rendered text."""
+
+
 class ChatTemplate:
     """A chat template, ready to render.
 
@@ -59,8 +62,10 @@ class ChatTemplate:
         source: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None = None,
         content_format: str = "auto",
+        sandbox: Sandbox | None = None,
     ) -> None:
-        """`source`: the template, or several by name ("default"; "tool_use" is taken when tools are given).
+        """`source`: the template, or several by name ("default"; "tool_use" is taken when tools are given);
+        `sandbox`: where it runs.
 
         Raises:
             TemplateError: a syntax error in a template, or an unknown `content_format`.
@@ -68,9 +73,9 @@ class ChatTemplate:
         named = {"default": source} if isinstance(source, str) else dict(source or {})
         if content_format not in ("auto", "string", "openai"):
             raise TemplateError(f"chat template content format {content_format!r} is not auto, string or openai")
-        self._environment = ChatEnvironment()
+        self._sandbox = sandbox or ChatEnvironment()
         self._special_tokens = dict(special_tokens or {})
-        self._templates = {name: self._compile(text) for name, text in named.items()}
+        self._templates = {name: self._sandbox.read(text) for name, text in named.items()}
         self._formats = dict.fromkeys(self._templates, content_format)
 
     @classmethod
@@ -118,12 +123,13 @@ class ChatTemplate:
         name = self._choose(tools)
         if not messages:
             raise TemplateError("messages is empty: a chat needs at least one message.")
-        style = self.content_format(tools)
+        texts_only = all(isinstance(message, dict) and isinstance(message.get("content"), str) for message in messages)
+        style = "string" if texts_only else self.content_format(tools)
         prepared = [_prepare(message, style) for message in messages]
         end = _unused_character(messages) if continue_final_message else ""
         if end:
             prepared[-1] = _append(prepared[-1], end)
-        text = self._run(
+        text = self._sandbox.run(
             self._templates[name],
             {
                 **self._special_tokens,
@@ -174,37 +180,11 @@ class ChatTemplate:
         names = ", ".join(sorted(self._templates))
         raise TemplateError(f"this model has no default chat template (it has {names}): pass one with --chat-template.")
 
-    def _compile(self, source: str) -> jinja2.Template:
-        if len(source) > MAX_SOURCE:
-            raise TemplateError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are read.")
-        try:
-            return self._environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(
-                f"the chat template has a syntax error in line {error.lineno}: {error.message}"
-            ) from error
-        except RecursionError as error:
-            raise TemplateError("the chat template is nested too deeply") from error
-
-    def _run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        try:
-            return self._environment.render(template, variables)
-        except TemplateLimit as error:
-            raise TemplateError(str(error)) from error
-        except jinja2.UndefinedError as error:
-            raise TemplateError(f"the chat template uses what is not there: {error.message}") from error
-        except jinja2.TemplateError as error:
-            raise TemplateError(error.message or "the chat template refused the messages") from error
-        except RecursionError as error:
-            raise TemplateError("the chat template calls itself without end") from error
-        except Exception as error:  # a template can make any operation fail
-            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
-
-    def _detect(self, template: jinja2.Template) -> str:
+    def _detect(self, template: Any) -> str:
         """Whether the template takes a list of parts: it then prints their texts and not the list itself."""
         probe = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
         try:
-            text = self._run(
+            text = self._sandbox.run(
                 template, {**self._special_tokens, "messages": [probe], "add_generation_prompt": False, "tools": None}
             )
         except TemplateError:

@@ -13,7 +13,7 @@ import pytest
 from octavo.api.prompts import _read_template
 from octavo.build import chat_template
 from octavo.config import ConfigError, EngineConfig
-from octavo.text.template import ChatTemplate
+from octavo.text.confined import Confined
 from tests.api.harness import MODEL, ScriptEngine, TinyText, make_tokenizer, parts_of, running
 
 USER = {"role": "user", "content": "Hello"}
@@ -162,14 +162,14 @@ def test_the_end_of_a_prompt() -> None:
 def test_templates_of_requests_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _read_template.cache_clear()
     read: list[str] = []
-    compile = ChatTemplate._compile
+    read_one = Confined.read
 
-    def counted(self: ChatTemplate, source: str) -> Any:
+    def counted(self: Confined, source: str) -> Any:
         read.append(source)
-        return compile(self, source)
+        return read_one(self, source)
 
     with serving(trust_request_chat_template=True) as server:
-        monkeypatch.setattr(ChatTemplate, "_compile", counted)
+        monkeypatch.setattr(Confined, "read", counted)
         for text in ("a", "b"):
             message = {"role": "user", "content": text}
             assert server.prompt(messages=[message], chat_template="{{ messages[0].content }}!") == f"{text}!"
