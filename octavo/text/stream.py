@@ -33,8 +33,8 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer.decoding.strip and not any(self._bytes(id) for id in prompt_ids)
         self._decoder.decode(b"".join(self._bytes(id) for id in prompt_ids[-_TAIL:]))
-        self._open = bool(self._decoder.getstate()[0])
-        """The prompt's last character is incomplete, and nothing has come yet."""
+        self._open = self._decoder.getstate()[0].decode("utf-8", "replace")
+        """What the prompt's text has for its last character, which is incomplete; empty once something has come."""
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that is certain now and was not before `ids`."""
@@ -57,8 +57,8 @@ class Detokenizer:
             data = data.removeprefix(b" ")
         text = self._decoder.decode(data, final)
         if self._open and text:
-            self._open = False
-            text = text.removeprefix(_REPLACEMENT)  # the prompt's text has it already
+            text = text.removeprefix(self._open)  # the prompt's text has it already
+            self._open = ""
         return text
 
 

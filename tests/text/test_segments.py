@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
@@ -106,7 +106,18 @@ PIECES = st.sampled_from(
 )
 
 
+def _spelled(*contents: str, **flags: bool) -> list[AddedToken]:
+    return [AddedToken(content, **{"special": True, "normalized": False, **flags}) for content in contents]
+
+
 @relaxed
+@example("bytes", _spelled("<a>", "b<a"), "ab<a>b", False, False)
+@example("bytes", _spelled("<a>", "<a><b>"), "<a><b>", False, False)
+@example("bytes", _spelled("<a>", "x<a>"), "ax<a>", False, False)
+@example("bytes", _spelled("<b>") + _spelled("<a>", lstrip=True), "b  <a>", False, False)
+@example("bytes", _spelled("_") + _spelled("ab", single_word=True), "ab_", False, False)
+@example("pieces", _spelled("<a>", normalized=True), "a<a>b", False, False)
+@example("first", _spelled("<a>"), "a<a>b", True, True)
 @given(
     name=st.sampled_from(sorted(_backends())),
     added=st.lists(ADDED, max_size=5, unique_by=lambda token: token.content),

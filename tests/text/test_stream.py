@@ -67,6 +67,13 @@ def test_goes_on_from_the_prompt(name: str, data: st.DataObject, cuts: list[int]
         assert before.endswith("\ufffd") and whole.endswith(text) and before[:-1] + text == whole
 
 
+def test_a_prompt_that_ends_in_bytes_of_no_character() -> None:
+    """The first two bytes of half a surrogate pair are two U+FFFD, not one."""
+    for prompt, text in (([0xED, 0xA0], ""), ([0xED, 0xA0, 0x61], "a"), ([0xE2, 0x82], ""), ([0xE2, 0x82, 0xAC], "€")):
+        ids = [byte + 3 for byte in prompt]
+        assert "".join(streamed(small.pieces(), ids[:2], ids[2:], [], True)) == text
+
+
 def test_leading_spaces_of_pieces() -> None:
     tokenizer = TOKENIZERS["pieces"]
     hello, world = tokenizer.id_of("Hello"), tokenizer.id_of("▁world")
