@@ -1,4 +1,4 @@
-"""How many tokens a second one front-end process passes on: a make-believe engine makes 20,000 a second over 200 streams.
+"""How many tokens a second a front-end process passes on: a make-believe engine makes 20,000 a second over 200 streams.
 
 Prints the rate the clients saw, how far the last one was behind the engine, and the share of one CPU that the front end
 took. `--streams`, `--rate` and `--tokens` change the load; `--profile FILE` writes where the time went (cProfile).
@@ -98,11 +98,11 @@ def load(port: int, streams: int, tokens: int) -> tuple[float, int]:
     """Read `streams` answers at once; seconds from the first event to the last, and events."""
     body = {"prompt": [1, 2, 3], "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
     raw = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
     watched = selectors.DefaultSelector()
     for _ in range(streams):
         connection = socket.create_connection(("127.0.0.1", port))
-        connection.sendall(head.encode() + raw)
+        connection.sendall(head.encode() + b"\r\n\r\n" + raw)
         connection.setblocking(False)
         watched.register(connection, selectors.EVENT_READ, bytearray())
     events = 0
@@ -152,11 +152,11 @@ def main() -> None:
         seconds, events = load(port, options.streams, options.tokens)
         used = sum(process.cpu_times()[:2]) - used
         server.terminate()
-    ideal = options.tokens * pause
+    ideal, tokens = options.tokens * pause, options.streams * options.tokens
     print(
         f"{options.streams} streams, {options.rate} tokens/s asked: {events / seconds:.0f} events/s seen, "
-        f"{events} events of {options.streams * options.tokens} tokens, {seconds - ideal:+.2f} s behind the engine, "
-        f"front end {100 * used / seconds:.0f} % of a CPU ({1e6 * used / (options.streams * options.tokens):.1f} us a token)"
+        f"{events} events of {tokens} tokens, {seconds - ideal:+.2f} s behind the engine, front end "
+        f"{100 * used / seconds:.0f} % of a CPU ({1e6 * used / tokens:.1f} us a token)"
     )
 
 

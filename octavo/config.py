@@ -302,7 +302,7 @@ class EngineConfig:
     trust_request_chat_template: bool = _option(
         False,
         "requests",
-        "Let requests bring a chat template of their own (a Jinja program that runs here, in a sandbox).",
+        "Let requests bring a chat template of their own: a Jinja program, run in a sandbox in a process of its own.",
         kind=bool,
     )
     response_role: str = _option("assistant", "requests", "Role of answers in chat.")

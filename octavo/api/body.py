@@ -13,6 +13,8 @@ from octavo.api.errors import ApiError, bad_request
 from octavo.api.schemas import Body
 
 _B = TypeVar("_B", bound=Body)
+PATIENCE = 60.0
+"""Seconds to wait for the next part of a body."""
 _LARGE = 256 * 1024
 """Bodies over this many bytes are parsed beside the event loop."""
 MAX_DEPTH = 128
@@ -23,7 +25,8 @@ async def parse(request: Request, schema: type[_B], limit: int) -> _B:
     """The body of `request` as `schema`.
 
     Raises:
-        ApiError: 413 over `limit` bytes (found while reading), 400 for anything else that is wrong.
+        ApiError: 413 over `limit` bytes (found while reading), 408 where the rest does not come, 400 for anything else
+            that is wrong.
         pydantic.ValidationError: the JSON does not fit the schema.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -47,15 +50,24 @@ async def _read(request: Request, limit: int) -> bytes:
         raise too_large
     chunks: list[bytes] = []
     size = 0
+    stream = request.stream()
     try:
-        async for chunk in request.stream():
+        while True:
+            chunk = await asyncio.wait_for(anext(stream), PATIENCE)
             size += len(chunk)
             if size > limit:
                 raise too_large
             chunks.append(chunk)
+    except StopAsyncIteration:
+        return b"".join(chunks)
     except ClientDisconnect:
         raise bad_request("The connection closed before the whole body had come.") from None
-    return b"".join(chunks)
+    except asyncio.TimeoutError:  # noqa: UP041  (another class before Python 3.11)
+        raise ApiError(
+            408,
+            f"The body stopped coming after {size} bytes; send it in one go.",
+            headers={"Connection": "close"},
+        ) from None
 
 
 def decode(raw: bytes) -> dict[str, Any]:

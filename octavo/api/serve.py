@@ -23,6 +23,7 @@ import uvicorn
 
 import octavo
 from octavo.api.app import create_app
+from octavo.api.connections import Connection, allow_many_files, quiet_when_full
 from octavo.api.frontend import Service, make_frontend
 from octavo.client import AsyncEngine, EngineUnavailable
 from octavo.config import EngineConfig
@@ -185,6 +186,7 @@ class Server:
         self._http = _Http(
             uvicorn.Config(
                 create_app(self._service),
+                http=Connection,
                 log_config=None,
                 log_level=config.uvicorn_log_level,
                 lifespan="off",
@@ -214,6 +216,7 @@ class Server:
         Raises:
             CannotServe: the model cannot be loaded, or its engine has died.
         """
+        asyncio.get_running_loop().set_exception_handler(quiet_when_full())
         engine = self._parts.engine(self._config)
         serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
         try:
@@ -284,6 +287,7 @@ def check_tls(config: EngineConfig) -> None:
 def serve(config: EngineConfig, parts: Parts) -> int:
     """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
     try:
+        allow_many_files()
         check_tls(config)
         with bind_path(config.uds) if config.uds else bind(config.host, config.port) as listening:
             asyncio.run(_until_signal(config, listening, parts))

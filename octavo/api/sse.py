@@ -102,10 +102,11 @@ class EventStream:
                 await self._write(send, event)
         except Exception as error:
             problem = self._explain(error)
-            if not self._started:
-                self._started = True
-                await problem.response()(scope, receive, send)
-                return
+            async with self._lock:
+                first, self._started = not self._started, True
+                if first:
+                    await problem.response()(scope, receive, send)
+                    return
             await self._write(send, frame(problem.payload()))
         finally:
             await self._events.aclose()

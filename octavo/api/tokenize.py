@@ -16,6 +16,9 @@ from octavo.api.models import json_response
 from octavo.api.prompts import beside, encode_chat, encode_text
 from octavo.api.schemas import Body, DetokenizeBody, TokenizeBody
 
+MAX_CHARACTERS = 1_000_000
+"""Of a text that no context of the model could hold; tokenizing takes about 90 bytes of memory per character."""
+
 
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt, or of messages as the chat endpoint would render them."""
@@ -42,6 +45,12 @@ async def _ids(front: Frontend, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Send either prompt or messages.", "prompt")
     if body.prompt is not None:
+        most = max(MAX_CHARACTERS, front.factory.most_characters)
+        if len(body.prompt) > most:
+            raise bad_request(
+                f"prompt has {len(body.prompt)} characters; at most {most} are tokenized at once. Send it in parts.",
+                "prompt",
+            )
         return await encode_text(front, body.prompt, body.add_special_tokens is not False)
     return await encode_chat(front, body, checked_messages(body.messages or []))
 

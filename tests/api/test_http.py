@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Api
-from tests.api.harness import GREEDY, MODEL, ScriptEngine, parts_of, running, until
+from tests.api.harness import GREEDY, MAX_MODEL_LEN, MODEL, ScriptEngine, parts_of, running, until
 
 BOTH = ("/v1/completions", "/v1/chat/completions")
 JSON = {"Content-Type": "application/json"}
@@ -284,3 +284,11 @@ def test_http_cross_origin() -> None:
         assert preflight.headers["access-control-allow-origin"] == "http://a.example"
         other = httpx.get(f"{url}/health", headers={"Origin": "http://b.example"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_text_of_any_length_is_not_tokenized(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = MAX_MODEL_LEN * len("<|endoftext|>") * 4
+    monkeypatch.setattr("octavo.api.tokenize.MAX_CHARACTERS", most + 1)
+    assert api.http.post("/tokenize", json={"prompt": "a" * (most + 1)}).json()["count"] == most + 1
+    refused = api.http.post("/tokenize", json={"prompt": "a" * (most + 2)})
+    assert refused.status_code == 400 and "in parts" in refused.json()["error"]["message"]

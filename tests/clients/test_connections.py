@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 import octavo
+from octavo.api import body as body_module
+from octavo.api import connections
 from octavo.api.serve import bind
-from tests.api.harness import MODEL, until
+from tests.api.harness import MODEL, ScriptEngine, parts_of, running, until
 from tests.clients.test_soak import SERVER
 
 BEGINNINGS = (
@@ -26,7 +28,6 @@ BEGINNINGS = (
 )
 
 
-@pytest.mark.xfail(strict=True, reason="asyncio logs every accept() that fails, 16,000 times a second")
 def test_more_connections_than_file_descriptors(tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as found:
         port = found.getsockname()[1]
@@ -35,7 +36,7 @@ def test_more_connections_than_file_descriptors(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            ["bash", "-c", 'ulimit -n 200; exec "$@"', "bash", sys.executable, "-c", SERVER, str(port)],
+            ["bash", "-c", 'ulimit -Hn 200; exec "$@"', "bash", sys.executable, "-c", SERVER, str(port)],
             stdout=out,
             stderr=out,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -59,6 +60,30 @@ def test_more_connections_than_file_descriptors(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_connection_on_which_nothing_comes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "FIRST_SECONDS", 0.2)
+    with running(parts_of(ScriptEngine(pause=0.01))) as url:
+        port = int(url.rsplit(":", 1)[1])
+        for beginning in BEGINNINGS[:2]:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(beginning)
+                assert connection.recv(100) == b""
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 50, "ignore_eos": True}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200, "one that works is left alone"
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "PATIENCE", 0.2)
+    with running(parts_of(ScriptEngine())) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(BEGINNINGS[2])
+            answer = b""
+            while part := connection.recv(1000):
+                answer += part
+    assert answer.startswith(b"HTTP/1.1 408") and b"stopped coming" in answer
 
 
 def answers(url: str) -> bool:

@@ -1,0 +1,64 @@
+"""What clients that open connections and say nothing may cost: a while, and no flood in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+logger = logging.getLogger(__name__)
+
+FIRST_SECONDS = 60.0
+"""How long the head of a connection's first request may take; between requests uvicorn has a limit of its own."""
+COMPLAINT_SECONDS = 60.0
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol; a connection on which no request comes is closed."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(FIRST_SECONDS, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _give_up(self) -> None:
+        if self.cycle is None:  # no request has begun
+            self.transport.close()
+
+
+def allow_many_files() -> None:
+    """Let this process have as many files and connections open as the system allows it to ask for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def quiet_when_full() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """An exception handler for an event loop. asyncio reports each connection that could not be accepted, thousands a
+    second; here it is one line a minute."""
+    told = -COMPLAINT_SECONDS
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - told >= COMPLAINT_SECONDS:
+            told = time.monotonic()
+            logger.error("new connections wait: %s; raise the limit (ulimit -n) or close idle clients", error.strerror)
+
+    return handle
