@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -91,7 +92,9 @@ async def serve(port: int) -> None:
     config = EngineConfig(model="smollm2", host="127.0.0.1", port=port, disable_uvicorn_access_log=True)
     parts = Parts(engine=lambda config: Process(config, "benchmarks.frontend:build"), text=build_text)
     with bind(config.host, config.port) as listening:
-        await Server(config, listening, parts, lambda info: print("ready", flush=True)).run()
+        server = Server(config, listening, parts, lambda info: print("ready", flush=True))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
+        await server.run()
 
 
 def load(port: int, streams: int, tokens: int) -> tuple[float, int]:
