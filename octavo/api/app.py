@@ -13,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from octavo.api import answers, chat, completions, models, openapi, schemas, system, tokenize
+from octavo.api.dialect import speaking
+from octavo.api.doors import DOORS
 from octavo.api.errors import ApiError
 from octavo.api.frontend import Service
 from octavo.api.http_metrics import Measured
@@ -69,6 +71,7 @@ ROUTES: tuple[Operation, ...] = (
         schemas.DetokenizeBody,
         errors=(400, 404, 413, 503),
     ),
+    *DOORS,
 )
 _DESCRIPTIONS = (("/openapi.json", openapi.openapi), ("/docs", openapi.docs))
 
@@ -101,7 +104,11 @@ def _routes(operations: Sequence[Operation], described: bool) -> list[BaseRoute]
     for operation in operations:
         paths.setdefault(operation.path, []).append(operation)
     routes: list[BaseRoute] = [
-        Route(path, endpoint=found[0].endpoint, methods=[operation.method for operation in found])
+        Route(
+            path,
+            endpoint=speaking(found[0].dialect, found[0].endpoint),
+            methods=[operation.method for operation in found],
+        )
         for path, found in paths.items()
     ]
     if described:

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo.api.dialect import Dialect
 from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend, Service
 from octavo.api.generation import Generation, Job, News
@@ -20,8 +21,8 @@ from octavo.api.logprobs import TokenNames, prompt_entries
 from octavo.api.middleware import clean_request_id, explain, key_of, route_path
 from octavo.api.prompts import beside
 from octavo.api.record import Origin, Record
-from octavo.api.schemas import GenerationBody, Ignored, RepetitionDetection
-from octavo.api.sse import DONE, EventStream, Pace, frame, gone
+from octavo.api.schemas import Body, GenerationBody, Ignored, RepetitionDetection
+from octavo.api.sse import EventStream, Pace, gone
 from octavo.logs import REQUEST_ID
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
 from octavo.text.request import RequestFactory
@@ -68,6 +69,7 @@ class Call:
     key: int | None
     """Which API key the caller has."""
     origin: Origin
+    dialect: Dialect
     pace: Pace = field(default_factory=Pace)
 
     def internal_id(self, prompt: int) -> str:
@@ -113,8 +115,8 @@ def warning_headers(ignored: Sequence[Ignored]) -> dict[str, str]:
     return {"X-Octavo-Warnings": f"ignored: {', '.join(names)}"}
 
 
-def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
-    """Check what does not depend on the prompt.
+def begin(http: HttpRequest, service: Service, body: GenerationBody, asked: Body | None = None) -> Call:
+    """Check what does not depend on the prompt. `asked` is what came over the wire, where `body` is its translation.
 
     Raises:
         ApiError: an unknown model, a field that cannot be honoured, a busy server.
@@ -131,12 +133,12 @@ def begin(http: HttpRequest, service: Service, body: GenerationBody) -> Call:
     key = key_of(http.scope)
     service.check_room(key)
     request_id = clean_request_id(body.request_id) if body.request_id else http.state.request_id
-    ignored = body.ignored()
+    ignored = (asked or body).ignored()
     if body.priority and service.config.scheduling_policy != "priority":
         why = "requests run in the order they come; the server can be started with --scheduling-policy priority"
         ignored.append(Ignored("priority", f"The field `priority` has no effect: {why}."))
     origin = origin_of(http, request_id, model)
-    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, origin)
+    return Call(service, front, body, model, request_id, int(time.time()), ignored, key, origin, http.state.dialect)
 
 
 def origin_of(http: HttpRequest, request_id: str, model: str) -> Origin:
@@ -270,26 +272,27 @@ async def whole_answer(
     if work.cancelled():
         return Response(status_code=499)
     data = work.result()
-    if call.ignored:
+    if call.ignored and call.dialect.warns:
         data["warnings"] = call.warnings()
     return Response(msgspec.json.encode(data), headers=call.headers(), media_type="application/json")
 
 
 def stream_answer(call: Call, chunks: AsyncGenerator[dict[str, Any], None]) -> EventStream:
-    """Send `chunks` as they come, then `[DONE]`."""
+    """Send `chunks` as they come, as the dialect writes them."""
     keep_alive = call.service.config.sse_keep_alive_interval
-    return EventStream(_frames(call, chunks), call.headers(), explain, call.pace, keep_alive)
+    return EventStream(_frames(call, chunks), call.dialect, call.headers(), explain, call.pace, keep_alive)
 
 
 async def _frames(call: Call, chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    warnings = call.warnings()
+    warnings = call.warnings() if call.dialect.warns else []
     with call.admitted():
         async with aclosing(chunks):
             async for chunk in chunks:
                 if warnings:
                     chunk["warnings"], warnings = warnings, []
-                yield frame(chunk)
-        yield DONE
+                yield call.dialect.event(chunk)
+        if call.dialect.end:
+            yield call.dialect.end
 
 
 class StreamUsage:

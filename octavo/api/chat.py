@@ -34,7 +34,7 @@ from octavo.sampling_params import ParameterError
 
 
 @dataclass
-class _Plan:
+class ChatPlan:
     """A checked call."""
 
     call: Call
@@ -60,7 +60,7 @@ async def create(http: HttpRequest) -> Any:
     body = await parse(http, ChatBody, service.config.max_request_bytes)
     call = begin(http, service, body)
     try:
-        plan = await _plan(call, body)
+        plan = await plan_chat(call, body)
     except ParameterError as error:
         error.parameter = _given_as(body, error.parameter)
         raise
@@ -76,7 +76,7 @@ def _given_as(body: ChatBody, parameter: str | None) -> str | None:
     return {"prompt": "messages", "logprobs": "top_logprobs"}.get(parameter or "", parameter)
 
 
-async def _plan(call: Call, body: ChatBody) -> _Plan:
+async def plan_chat(call: Call, body: ChatBody) -> ChatPlan:
     messages = checked_messages(body.messages)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = body.top_logprobs if body.logprobs else None
@@ -91,16 +91,16 @@ async def _plan(call: Call, body: ChatBody) -> _Plan:
     job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked, size=0, known=True)
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
-    return _Plan(call, body, job, role, echo)
+    return ChatPlan(call, body, job, role, echo)
 
 
-def _logprobs(plan: _Plan, news: News) -> dict[str, Any] | None:
+def _logprobs(plan: ChatPlan, news: News) -> dict[str, Any] | None:
     if not plan.body.logprobs:
         return None
     return {"content": chat_entries(news.piece.logprobs or (), plan.top, plan.call.names())}
 
 
-def _prompt_fields(plan: _Plan, news: News) -> dict[str, Any]:
+def _prompt_fields(plan: ChatPlan, news: News) -> dict[str, Any]:
     """What stands at the top of an answer about the prompt."""
     found: dict[str, Any] = {}
     scores = prompt_scores(plan.call, news)
@@ -109,7 +109,7 @@ def _prompt_fields(plan: _Plan, news: News) -> dict[str, Any]:
     return found
 
 
-async def _whole(plan: _Plan) -> dict[str, Any]:
+async def _whole(plan: ChatPlan) -> dict[str, Any]:
     generation = start(plan.call, [plan.job])
     choices = [_empty_choice(plan, index) for index in range(plan.n)]
     answer = plan.call.envelope("chatcmpl", "chat.completion")
@@ -129,7 +129,7 @@ async def _whole(plan: _Plan) -> dict[str, Any]:
     return {**answer, "choices": choices, **closing_fields(plan.call, generation)}
 
 
-def _empty_choice(plan: _Plan, index: int) -> dict[str, Any]:
+def _empty_choice(plan: ChatPlan, index: int) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "message": {"role": plan.role, "content": plan.echo, "refusal": None},
@@ -142,7 +142,7 @@ def _empty_choice(plan: _Plan, index: int) -> dict[str, Any]:
     return choice
 
 
-async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
+async def _chunks(plan: ChatPlan) -> AsyncGenerator[dict[str, Any], None]:
     generation = start(plan.call, [plan.job])
     usage = StreamUsage(plan.call, generation, plan.n)
     envelope = plan.call.envelope("chatcmpl", "chat.completion.chunk")
@@ -161,7 +161,7 @@ async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
         yield chunk
 
 
-def _opening(plan: _Plan, index: int) -> dict[str, Any]:
+def _opening(plan: ChatPlan, index: int) -> dict[str, Any]:
     """The first chunk of a choice: who speaks."""
     opening: dict[str, Any] = {
         "choices": [
@@ -178,7 +178,7 @@ def _opening(plan: _Plan, index: int) -> dict[str, Any]:
     return opening
 
 
-def _delta(plan: _Plan, news: News) -> dict[str, Any]:
+def _delta(plan: ChatPlan, news: News) -> dict[str, Any]:
     piece = news.piece
     part: dict[str, Any] = {
         "index": news.choice,

@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass
-class _Plan:
+class CompletionPlan:
     """A checked call and its prompts."""
 
     call: Call
@@ -72,7 +72,7 @@ async def create(http: HttpRequest) -> Any:
     service.ready()
     body = await parse(http, CompletionBody, service.config.max_request_bytes)
     call = begin(http, service, body)
-    plan = await _plan(call, body)
+    plan = await plan_completion(call, body)
     if body.stream:
         return stream_answer(call, _chunks(plan))
     return await whole_answer(http, call, partial(_whole, plan))
@@ -107,7 +107,7 @@ def _are_ids(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
 
 
-async def _plan(call: Call, body: CompletionBody) -> _Plan:
+async def plan_completion(call: Call, body: CompletionBody) -> CompletionPlan:
     given = len(body.prompt) if isinstance(body.prompt, list) else 0
     prompts = await beside(given, prompts_of, body.prompt)
     size = sum(map(len, prompts))
@@ -143,7 +143,7 @@ async def _plan(call: Call, body: CompletionBody) -> _Plan:
             job = job._replace(request=msgspec.structs.replace(job.request, max_tokens=0))
         jobs.append(job)
         echoes.append(_echo(call, prompt, list(job.request.prompt)) if body.echo else "")
-    return _Plan(call, body, jobs, echoes, top)
+    return CompletionPlan(call, body, jobs, echoes, top)
 
 
 def _with_rivals(sampling: SamplingParams, best_of: int) -> SamplingParams:
@@ -166,7 +166,7 @@ def _echo(call: Call, prompt: str | list[int], ids: list[int]) -> str:
 class _Choice:
     """One choice of the answer, part by part."""
 
-    def __init__(self, plan: _Plan, prompt: int, choice: int) -> None:
+    def __init__(self, plan: CompletionPlan, prompt: int, choice: int) -> None:
         self.index = prompt * plan.made + choice
         self.score = 0.0
         """Logprob of all its tokens together."""
@@ -208,7 +208,7 @@ class _Choice:
 class _Choices:
     """All choices of the answer."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: CompletionPlan) -> None:
         self._plan = plan
         self._made: dict[tuple[int, int], _Choice] = {}
 
@@ -232,7 +232,7 @@ class _Choices:
         return [{**parts[choice.index], "index": index} for index, choice in enumerate(kept)]
 
 
-async def _news(plan: _Plan, generation: Generation) -> AsyncGenerator[News, None]:
+async def _news(plan: CompletionPlan, generation: Generation) -> AsyncGenerator[News, None]:
     """The news of `generation`; where answers begin with the scores of a prompt, nothing comes before they have."""
     held: dict[int, list[News]] = {}
     async with aclosing(generation.news()) as source:
@@ -247,7 +247,7 @@ async def _news(plan: _Plan, generation: Generation) -> AsyncGenerator[News, Non
             yield news
 
 
-async def _whole(plan: _Plan) -> dict[str, Any]:
+async def _whole(plan: CompletionPlan) -> dict[str, Any]:
     generation = start(plan.call, plan.jobs)
     choices: dict[int, dict[str, Any]] = {}
     makers = _Choices(plan)
@@ -276,7 +276,7 @@ def _join(whole: dict[str, Any], part: dict[str, Any]) -> None:
     whole["finish_reason"], whole["stop_reason"] = part["finish_reason"], part["stop_reason"]
 
 
-async def _chunks(plan: _Plan) -> AsyncGenerator[dict[str, Any], None]:
+async def _chunks(plan: CompletionPlan) -> AsyncGenerator[dict[str, Any], None]:
     generation = start(plan.call, plan.jobs)
     usage = StreamUsage(plan.call, generation, plan.made * len(plan.jobs))
     envelope = plan.call.envelope("cmpl", "text_completion")

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 
 import octavo
 from octavo.api.answers import Answer, Error
+from octavo.api.dialect import OPENAI, Dialect
 from octavo.api.middleware import OPEN_PATHS
 from octavo.api.models import json_response
 from octavo.api.schemas import Body
@@ -53,6 +54,7 @@ class Operation(NamedTuple):
     """What each event holds, where the answer can be streamed."""
     errors: tuple[int, ...] = ()
     """Beside 401 of a server with API keys."""
+    dialect: Dialect = OPENAI
 
 
 def document(operations: Sequence[Operation], config: EngineConfig, root_path: str) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def _success(operation: Operation) -> dict[str, Any]:
     )
     if operation.event is not None:
         # 3.1 has no words for a sequence of events: the form of what each holds is under `x-event`.
-        content["text/event-stream"] = {"x-event": _reference(operation.event)}
+        content[operation.dialect.media_type.partition(";")[0]] = {"x-event": _reference(operation.event)}
     names = ["X-Request-Id", *(["X-Octavo-Warnings"] if operation.body is not None else [])]
     return {"description": "The answer.", "headers": {name: _HEADERS[name] for name in names}, "content": content}
 

@@ -1,7 +1,7 @@
-"""Server-sent events: the frames of a streamed answer, and the ASGI response that sends them.
+"""Streamed answers: the ASGI response that sends them, piece by piece.
 
 The status line waits for the first event, so that whatever goes wrong before it is an ordinary JSON error; after it an
-error is one `data: {"error": …}` frame and the stream ends without `[DONE]`. A stream that has nothing to say for a
+error is one piece more and the stream ends without `[DONE]`. A stream that has nothing to say for a
 while sends comments, so that nobody on the way takes it for dead; they too wait for no event.
 """
 
@@ -13,20 +13,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
+from octavo.api.dialect import Dialect, refusal
 from octavo.api.errors import ApiError
-
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: clients pass over it."""
-_encode = msgspec.json.Encoder().encode
-
-
-def frame(data: Mapping[str, Any]) -> bytes:
-    """One event."""
-    return b"data: " + _encode(data) + b"\n\n"
 
 
 async def gone(receive: Receive) -> None:
@@ -51,7 +41,8 @@ class EventStream:
     """An ASGI response that sends `events` and stops them (`aclose`) as soon as the client is gone.
 
     Args:
-        events: frames; each goes out at once.
+        events: pieces of the answer; each goes out at once.
+        dialect: how they, errors and comments are written.
         headers: beside those of every stream.
         explain: turns an exception of `events` into the error to tell.
         pace: is told of writes that had to wait.
@@ -61,21 +52,23 @@ class EventStream:
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        dialect: Dialect,
         headers: Mapping[str, str],
         explain: Callable[[Exception], ApiError],
         pace: Pace,
         keep_alive: float = 0.0,
     ) -> None:
         self._events = events
+        self._dialect = dialect
         self._headers = {
-            "content-type": "text/event-stream; charset=utf-8",
+            "content-type": dialect.media_type,
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
             **headers,
         }
         self._explain = explain
         self._pace = pace
-        self._keep_alive = keep_alive
+        self._keep_alive = keep_alive if dialect.comment else 0.0
         self._started = False
         self._written = 0.0
         """Time of the last write."""
@@ -105,9 +98,9 @@ class EventStream:
             async with self._lock:
                 first, self._started = not self._started, True
                 if first:
-                    await problem.response()(scope, receive, send)
+                    await refusal(problem, self._dialect)(scope, receive, send)
                     return
-            await self._write(send, frame(problem.payload()))
+            await self._write(send, self._dialect.event(self._dialect.problem(problem)))
         finally:
             await self._events.aclose()
         async with self._lock:
@@ -129,7 +122,7 @@ class EventStream:
         while True:
             quiet = time.monotonic() - self._written
             if quiet >= self._keep_alive:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, self._dialect.comment)
             else:
                 await asyncio.sleep(self._keep_alive - quiet)
 
