@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": SHARED | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build"},
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
+    "bench": SHARED | {"config", "llm", "text"},
     "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
     "process": SHARED | {"logs", "build", "wire", "config", "info", "engine", "flight_recorder"},
 }
