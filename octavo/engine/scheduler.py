@@ -361,7 +361,7 @@ class Scheduler:
             self.stats.recomputed_tokens += min(seq.computed, seq.farthest) - start
         prompt_done = start < seq.prompt <= seq.computed
         self.memory.publish(seq, tail=prompt_done)
-        if prompt_done and not family.forking:
+        if not family.forking and seq.computed >= seq.prompt:  # one that resumes may have found all of it in the cache
             family.forking = True
             self._forking.append(family)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.engine import Engine, build_engine
@@ -133,6 +134,25 @@ def test_resume_scores_no_prompt_again() -> None:
     while not engine.idle:
         deltas += engine.step()
     assert all(delta.prompt_logprobs is None for delta in deltas) and deltas[-1].finish == "length"
+
+
+@pytest.mark.parametrize("length", [32, 35])
+@pytest.mark.parametrize("apart", [False, True])
+def test_choices_that_resume_find_their_prompt_in_the_cache_and_do_not_wait_for_each_other(
+    length: int, apart: bool
+) -> None:
+    model, engine, out = FakeModel(), engine_of(), Outcome()
+    asked = [request(name, range(length), 20, n=2, seed=seed) for seed, name in enumerate("ab")]
+    truth = {(one.id, choice): model.continuation(one, choice) for one in asked for choice in range(2)}
+    for one in asked:
+        known = tuple(tuple(truth[one.id, choice][:5]) for choice in range(2))
+        engine.add(msgspec.structs.replace(one, resume=known))
+        if apart:
+            engine.isolate(one.id, 1)
+    for _ in range(25):
+        out.take(engine.step(), dict.fromkeys(truth, 5))
+        check(engine)
+    assert engine.idle and out.tokens == {key: tokens[5:] for key, tokens in truth.items()}
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------
