@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -106,7 +107,7 @@ def _routes(operations: Sequence[Operation], described: bool) -> list[BaseRoute]
     routes: list[BaseRoute] = [
         Route(
             path,
-            endpoint=speaking(found[0].dialect, found[0].endpoint),
+            endpoint=_endpoint(found),
             methods=[operation.method for operation in found],
         )
         for path, found in paths.items()
@@ -114,6 +115,16 @@ def _routes(operations: Sequence[Operation], described: bool) -> list[BaseRoute]
     if described:
         routes += [Route(path, endpoint=endpoint, methods=["GET"]) for path, endpoint in _DESCRIPTIONS]
     return routes
+
+
+def _endpoint(operations: Sequence[Operation]) -> Callable[[Request], Awaitable[Any]]:
+    """What answers at a path, by method."""
+    endpoints = {operation.method: speaking(operation.dialect, operation.endpoint) for operation in operations}
+
+    async def answer(request: Request) -> Any:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
 
 
 def _middleware(config: EngineConfig) -> list[Middleware]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.api.answers import Answer, Error
 from octavo.api.errors import ApiError
 from octavo.api.middleware import explain
 
@@ -29,6 +31,10 @@ class Dialect(NamedTuple):
     """What follows the last piece."""
     problem: Callable[[ApiError], dict[str, Any]] = ApiError.payload
     """The body of an error, which is also the last piece of a stream that breaks off."""
+    error: type[Answer] = Error
+    """What that body is, for the description of the API."""
+    status: Callable[[ApiError], int] = attrgetter("status")
+    """The HTTP status of an error."""
     media_type: str = "text/event-stream; charset=utf-8"
     """Of streams."""
     comment: bytes = b": keep-alive\n\n"
@@ -42,7 +48,7 @@ OPENAI = Dialect(end=b"data: [DONE]\n\n", warns=True)
 
 def refusal(error: ApiError, dialect: Dialect) -> Response:
     """The whole HTTP answer that `error` is."""
-    return Response(_encode(dialect.problem(error)), error.status, error.headers, "application/json")
+    return Response(_encode(dialect.problem(error)), dialect.status(error), error.headers, "application/json")
 
 
 def speaking(dialect: Dialect, endpoint: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:

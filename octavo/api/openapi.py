@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 import octavo
-from octavo.api.answers import Answer, Error
+from octavo.api.answers import Answer
 from octavo.api.dialect import OPENAI, Dialect
 from octavo.api.middleware import OPEN_PATHS
 from octavo.api.models import json_response
@@ -28,7 +28,9 @@ _WHEN = {
     404: "There is no such model.",
     408: "The answer was not done in time.",
     413: "The body is larger than --max-request-bytes.",
-    429: "This API key has too many requests in progress.",
+    422: "The request is wrong; the message says how.",
+    424: "The answer cannot be generated.",
+    429: "The server, or this API key, has too many requests in progress.",
     500: "A fault of the server; its log has the details.",
     503: "The server is loading, busy, or ending.",
 }
@@ -47,7 +49,7 @@ class Operation(NamedTuple):
     path: str
     endpoint: Callable[[Request], Awaitable[Any]]
     summary: str
-    answer: type[Answer] | str
+    answer: type[BaseModel] | str
     """Of status 200; text is the media type of something other than JSON."""
     body: type[Body] | None = None
     event: type[Answer] | None = None
@@ -87,7 +89,8 @@ def _operation(operation: Operation, config: EngineConfig) -> dict[str, Any]:
         "responses": {"200": _success(operation)},
     }
     for status in sorted({*operation.errors, *([401] if closed else [])}):
-        found["responses"][str(status)] = _failure(status)
+        # Keys are asked for before anybody knows the route, and its dialect.
+        found["responses"][str(status)] = _failure(status, OPENAI if status == 401 else operation.dialect)
     if "{" in operation.path:
         found["parameters"] = [
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -114,12 +117,12 @@ def _success(operation: Operation) -> dict[str, Any]:
     return {"description": "The answer.", "headers": {name: _HEADERS[name] for name in names}, "content": content}
 
 
-def _failure(status: int) -> dict[str, Any]:
+def _failure(status: int, dialect: Dialect) -> dict[str, Any]:
     names = ["X-Request-Id", *(["Retry-After"] if status in (429, 503) else [])]
     return {
         "description": f"{HTTPStatus(status).phrase}. {_WHEN[status]}",
         "headers": {name: _HEADERS[name] for name in names},
-        "content": {"application/json": {"schema": _reference(Error)}},
+        "content": {"application/json": {"schema": _reference(dialect.error)}},
     }
 
 
@@ -128,7 +131,7 @@ def _reference(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
-    answers: list[type[BaseModel]] = [Error]
+    answers: list[type[BaseModel]] = [OPENAI.error, *(op.dialect.error for op in operations)]
     answers += [kind for op in operations for kind in (op.answer, op.event) if isinstance(kind, type)]
     bodies = [op.body for op in operations if op.body is not None]
     wanted: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = []
