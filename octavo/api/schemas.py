@@ -85,7 +85,7 @@ class Ignored(NamedTuple):
     """A sentence for the caller."""
 
 
-def _about(text: str, **schema: Any) -> Any:
+def about(text: str, **schema: Any) -> Any:
     """What the description of the API says of a field; it checks nothing."""
     return Field(description=text, json_schema_extra=schema or None)
 
@@ -107,7 +107,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    model: Annotated[str | None, _about("Name of the model. Default: the one that is served.")] = None
+    model: Annotated[str | None, about("Name of the model. Default: the one that is served.")] = None
 
     def ignored(self) -> list[Ignored]:
         """The fields given (and not null) that nothing here reads, by name; `MOST_WARNINGS` at most are told apart."""
@@ -150,88 +150,68 @@ def _unread(part: Body | Nested, prefix: str) -> list[Ignored]:
 class StreamOptions(Nested):
     """What a stream tells beside the text."""
 
-    include_usage: Annotated[bool | None, _about("End with a chunk that holds the usage.")] = None
-    continuous_usage_stats: Annotated[bool | None, _about("Usage in every chunk; needs include_usage.")] = None
+    include_usage: Annotated[bool | None, about("End with a chunk that holds the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, about("Usage in every chunk; needs include_usage.")] = None
 
 
 class RepetitionDetection(Nested):
     """Ends a choice (finish reason "repetition") whose last tokens are copies of one pattern."""
 
-    max_pattern_size: Annotated[int | None, _about("Most tokens of the pattern.", minimum=1)] = None
-    min_pattern_size: Annotated[int | None, _about("Fewest tokens of the pattern. Default: 1.", minimum=1)] = None
-    min_count: Annotated[int | None, _about("How many copies there must be. Default: 2.", minimum=2)] = None
+    max_pattern_size: Annotated[int | None, about("Most tokens of the pattern.", minimum=1)] = None
+    min_pattern_size: Annotated[int | None, about("Fewest tokens of the pattern. Default: 1.", minimum=1)] = None
+    min_count: Annotated[int | None, about("How many copies there must be. Default: 2.", minimum=2)] = None
 
 
 _Tokens = {"type": "integer", "minimum": 0}
 
 
-class GenerationBody(Body):
-    """The fields that both ways of generating text share."""
+class SamplingBody(Body):
+    """The fields that all ways of generating text share, those of other APIs too."""
 
-    n: Annotated[int | None, _about("Choices per prompt. Default: 1; greedy: 1 only.", minimum=1, maximum=16384)] = None
-    max_tokens: Annotated[int | None, _about("Most tokens of a choice.", minimum=0)] = None
-    min_tokens: Annotated[int | None, _about("Tokens before which nothing ends a choice.", minimum=0)] = None
-    temperature: Annotated[float | None, _about("0 always takes the most probable token.", minimum=0, maximum=2)] = None
-    top_p: Annotated[
-        float | None, _about("Draw from this share of the probability.", exclusiveMinimum=0, maximum=1)
-    ] = None
-    top_k: Annotated[int | None, _about("Draw from so many tokens; 0 or -1: from all.", minimum=-1)] = None
-    min_p: Annotated[
-        float | None, _about("Least probability, as a share of the most probable token's.", minimum=0, maximum=1)
-    ] = None
-    presence_penalty: Annotated[
-        float | None, _about("Taken from the logits of tokens in the output.", minimum=-2, maximum=2)
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, _about("Taken once per time a token is in the output.", minimum=-2, maximum=2)
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, _about("Divides the logits of tokens in prompt and output; 1: off.", exclusiveMinimum=0)
-    ] = None
-    seed: Annotated[int | None, _about("The same seed draws the same tokens. Default, and -1: another each time.")] = (
+    min_tokens: Annotated[int | None, about("Tokens before which nothing ends a choice.", minimum=0)] = None
+    temperature: Annotated[float | None, about("0 always takes the most probable token.", minimum=0, maximum=2)] = None
+    top_p: Annotated[float | None, about("Draw from this share of the probability.", exclusiveMinimum=0, maximum=1)] = (
         None
     )
-    stop: Annotated[str | list[str] | None, _about(f"Texts that end a choice, {MOST_ITEMS['stop']} at most.")] = None
-    stop_token_ids: Annotated[
-        list[int] | None, _about("Tokens that end a choice.", maxItems=MOST_ITEMS["stop_token_ids"])
+    top_k: Annotated[int | None, about("Draw from so many tokens; 0 or -1: from all.", minimum=-1)] = None
+    min_p: Annotated[
+        float | None, about("Least probability, as a share of the most probable token's.", minimum=0, maximum=1)
     ] = None
-    include_stop_str_in_output: Annotated[bool | None, _about("Leave the stop text in the answer.")] = None
-    ignore_eos: Annotated[bool | None, _about("Go on after the model's end token.")] = None
-    skip_special_tokens: Annotated[bool | None, _about("Leave special tokens out of the text. Default: true.")] = None
-    spaces_between_special_tokens: Annotated[bool | None, _about("As in vLLM: no effect on fast tokenizers.")] = None
+    presence_penalty: Annotated[
+        float | None, about("Taken from the logits of tokens in the output.", minimum=-2, maximum=2)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, about("Taken once per time a token is in the output.", minimum=-2, maximum=2)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, about("Divides the logits of tokens in prompt and output; 1: off.", exclusiveMinimum=0)
+    ] = None
+    seed: Annotated[int | None, about("The same seed draws the same tokens. Default, and -1: another each time.")] = (
+        None
+    )
+    stop_token_ids: Annotated[
+        list[int] | None, about("Tokens that end a choice.", maxItems=MOST_ITEMS["stop_token_ids"])
+    ] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Leave the stop text in the answer.")] = None
+    ignore_eos: Annotated[bool | None, about("Go on after the model's end token.")] = None
+    skip_special_tokens: Annotated[bool | None, about("Leave special tokens out of the text. Default: true.")] = None
+    spaces_between_special_tokens: Annotated[bool | None, about("As in vLLM: no effect on fast tokenizers.")] = None
     logit_bias: Annotated[
         dict[str, float] | None,
-        _about(
+        about(
             "Added to the logits, by token id; cut to [-100, 100].",
             maxProperties=MOST_ITEMS["logit_bias"],
             propertyNames={"pattern": "^[0-9]+$"},
         ),
     ] = None
-    allowed_token_ids: Annotated[list[int] | None, _about("Draw from these tokens only.", minItems=1)] = None
-    bad_words: Annotated[list[str] | None, _about("Texts that must not come.", maxItems=128)] = None
-    prompt_logprobs: Annotated[
-        int | None, _about("Score the prompt; so many of the most probable tokens with each.", minimum=-1)
-    ] = None
-    logprob_token_ids: Annotated[
-        list[int] | None, _about("Tokens whose logprobs to report, instead of the most probable ones.", maxItems=128)
-    ] = None
-    repetition_detection: Annotated[RepetitionDetection | None, _about("End an answer that goes in circles.")] = None
-    thinking_token_budget: Annotated[int | None, _about("Not built: -1 (no limit) only.", minimum=-1)] = None
-    stream: Annotated[bool | None, _about("Send the answer in parts, as server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, _about("With stream only.")] = None
-    echo: Annotated[bool | None, _about("Begin with the prompt (chat: with the message to continue).")] = None
-    return_token_ids: Annotated[bool | None, _about("Add the token ids of prompt and answer.")] = None
-    return_tokens_as_token_ids: Annotated[bool | None, _about("Write tokens in logprobs as token_id:N.")] = None
-    truncate_prompt_tokens: Annotated[
-        int | None, _about("Keep so many tokens of the prompt, the last ones; -1: what fits.", minimum=-1)
-    ] = None
-    truncation_side: Annotated[Literal["left", "right"] | None, _about("Where to cut: left only, so far.")] = None
-    request_id: Annotated[str | None, _about("Becomes part of the answer's id, as the X-Request-Id header does.")] = (
-        None
-    )
+    allowed_token_ids: Annotated[list[int] | None, about("Draw from these tokens only.", minItems=1)] = None
+    bad_words: Annotated[list[str] | None, about("Texts that must not come.", maxItems=128)] = None
+    repetition_detection: Annotated[RepetitionDetection | None, about("End an answer that goes in circles.")] = None
+    stream: Annotated[bool | None, about("Send the answer in parts, as server-sent events.")] = None
+    request_id: Annotated[str | None, about("Becomes part of the answer's id, as the X-Request-Id header does.")] = None
     priority: Annotated[
         int | None,
-        _about(
+        about(
             "Lower runs first, where the server was started with --scheduling-policy priority.",
             minimum=-(2**63),
             maximum=2**63 - 1,
@@ -243,9 +223,8 @@ class GenerationBody(Body):
         max_length=128,
         description="Requests with different salts share no KV cache.",
     )
-    response_format: Annotated[dict[str, Any] | None, _about('{"type": "text"} only, so far.')] = None
     timeout: Annotated[
-        float | None, _about("Seconds the answer may take; then it ends with an error 408.", exclusiveMinimum=0)
+        float | None, about("Seconds the answer may take; then it ends with an error 408.", exclusiveMinimum=0)
     ] = None
 
     @field_validator("repetition_detection", mode="before")
@@ -262,17 +241,44 @@ class GenerationBody(Body):
         for field, what in _NOT_BUILT.items():
             if given.get(field):
                 raise not_built(field, what)
-        self._refuse_format()
         for field, most in MOST_ITEMS.items():
-            value = getattr(self, field)
+            value = getattr(self, field, None)
             if isinstance(value, (list, dict)) and len(value) > most:
                 raise bad_request(f"{field} may hold at most {most} entries, got {len(value)}.", field)
+        if self.timeout is not None and self.timeout <= 0:
+            raise bad_request(f"timeout must be more than 0 seconds, got {self.timeout}.", "timeout")
+
+
+class GenerationBody(SamplingBody):
+    """The fields that both of OpenAI's older ways of generating text share."""
+
+    n: Annotated[int | None, about("Choices per prompt. Default: 1; greedy: 1 only.", minimum=1, maximum=16384)] = None
+    max_tokens: Annotated[int | None, about("Most tokens of a choice.", minimum=0)] = None
+    stop: Annotated[str | list[str] | None, about(f"Texts that end a choice, {MOST_ITEMS['stop']} at most.")] = None
+    prompt_logprobs: Annotated[
+        int | None, about("Score the prompt; so many of the most probable tokens with each.", minimum=-1)
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None, about("Tokens whose logprobs to report, instead of the most probable ones.", maxItems=128)
+    ] = None
+    thinking_token_budget: Annotated[int | None, about("Not built: -1 (no limit) only.", minimum=-1)] = None
+    stream_options: Annotated[StreamOptions | None, about("With stream only.")] = None
+    echo: Annotated[bool | None, about("Begin with the prompt (chat: with the message to continue).")] = None
+    return_token_ids: Annotated[bool | None, about("Add the token ids of prompt and answer.")] = None
+    return_tokens_as_token_ids: Annotated[bool | None, about("Write tokens in logprobs as token_id:N.")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, about("Keep so many tokens of the prompt, the last ones; -1: what fits.", minimum=-1)
+    ] = None
+    truncation_side: Annotated[Literal["left", "right"] | None, about("Where to cut: left only, so far.")] = None
+    response_format: Annotated[dict[str, Any] | None, about('{"type": "text"} only, so far.')] = None
+
+    def refuse(self) -> None:
+        super().refuse()
+        self._refuse_format()
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
         if self.truncation_side == "right":
             raise not_built("truncation_side", "Cutting a prompt at its end")
-        if self.timeout is not None and self.timeout <= 0:
-            raise bad_request(f"timeout must be more than 0 seconds, got {self.timeout}.", "timeout")
 
     def _refuse_format(self) -> None:
         if self.response_format is None or self.response_format.get("type") == "text":
@@ -307,15 +313,15 @@ class CompletionBody(GenerationBody):
             }
         ),
     ]
-    suffix: Annotated[str | None, _about("Text after the answer: not built, so empty only.", maxLength=0)] = None
+    suffix: Annotated[str | None, about("Text after the answer: not built, so empty only.", maxLength=0)] = None
     best_of: Annotated[
         int | None,
-        _about("Generate so many choices per prompt; the n with the best cumulative logprob are returned.", minimum=1),
+        about("Generate so many choices per prompt; the n with the best cumulative logprob are returned.", minimum=1),
     ] = None
     logprobs: Annotated[
-        int | None, _about("Logprobs of each token, with so many of the most probable others.", minimum=-1)
+        int | None, about("Logprobs of each token, with so many of the most probable others.", minimum=-1)
     ] = None
-    add_special_tokens: Annotated[bool | None, _about("Begin a text with the model's BOS. Default: true.")] = None
+    add_special_tokens: Annotated[bool | None, about("Begin a text with the model's BOS. Default: true.")] = None
 
     def refuse(self) -> None:
         super().refuse()
@@ -359,7 +365,7 @@ _MESSAGE["properties"] |= {
 }
 _Message = Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]
 _Messages = Annotated[
-    list[_Message], _about("The conversation; other keys of a message reach the template.", minItems=1)
+    list[_Message], about("The conversation; other keys of a message reach the template.", minItems=1)
 ]
 
 
@@ -367,19 +373,19 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: _Messages
-    max_completion_tokens: Annotated[int | None, _about("Wins over max_tokens.", minimum=1)] = None
-    logprobs: Annotated[bool | None, _about("Logprobs of each token.")] = None
-    top_logprobs: Annotated[int | None, _about("So many of the most probable others with each.", minimum=-1)] = None
-    tools: Annotated[list[dict[str, Any]] | None, _about("Functions, for the chat template.")] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, _about("none or auto; forcing a call is not built.")] = None
-    documents: Annotated[list[dict[str, Any]] | None, _about("Documents, for the chat template.")] = None
-    modalities: Annotated[list[str] | None, _about('["text"] only.')] = None
-    reasoning_effort: Annotated[str | None, _about("A variable of the chat template.")] = None
-    add_generation_prompt: Annotated[bool | None, _about("Open the answer's turn. Default: true.")] = None
-    continue_final_message: Annotated[bool | None, _about("Go on in the last message.")] = None
-    add_special_tokens: Annotated[bool | None, _about("False only: the template writes the special tokens.")] = None
-    chat_template: Annotated[str | None, _about("A template of your own, where the server allows it.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, _about("Variables for the chat template.")] = None
+    max_completion_tokens: Annotated[int | None, about("Wins over max_tokens.", minimum=1)] = None
+    logprobs: Annotated[bool | None, about("Logprobs of each token.")] = None
+    top_logprobs: Annotated[int | None, about("So many of the most probable others with each.", minimum=-1)] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("Functions, for the chat template.")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, about("none or auto; forcing a call is not built.")] = None
+    documents: Annotated[list[dict[str, Any]] | None, about("Documents, for the chat template.")] = None
+    modalities: Annotated[list[str] | None, about('["text"] only.')] = None
+    reasoning_effort: Annotated[str | None, about("A variable of the chat template.")] = None
+    add_generation_prompt: Annotated[bool | None, about("Open the answer's turn. Default: true.")] = None
+    continue_final_message: Annotated[bool | None, about("Go on in the last message.")] = None
+    add_special_tokens: Annotated[bool | None, about("False only: the template writes the special tokens.")] = None
+    chat_template: Annotated[str | None, about("A template of your own, where the server allows it.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the chat template.")] = None
 
     def refuse(self) -> None:
         super().refuse()
@@ -424,18 +430,18 @@ class ChatBody(GenerationBody):
 class TokenizeBody(Body):
     """POST /tokenize: either `prompt` or `messages`."""
 
-    prompt: Annotated[str | None, _about("A text; or else messages.")] = None
-    messages: Annotated[list[_Message] | None, _about("A conversation; or else prompt.")] = None
-    add_special_tokens: Annotated[bool | None, _about("Begin a text with the model's BOS. Default: true.")] = None
-    return_token_strs: Annotated[bool | None, _about("Add each token's text.")] = None
-    add_generation_prompt: Annotated[bool | None, _about("Open the answer's turn. Default: true.")] = None
-    continue_final_message: Annotated[bool | None, _about("Go on in the last message.")] = None
-    chat_template: Annotated[str | None, _about("A template of your own, where the server allows it.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, _about("Variables for the chat template.")] = None
-    tools: Annotated[list[dict[str, Any]] | None, _about("Functions, for the chat template.")] = None
+    prompt: Annotated[str | None, about("A text; or else messages.")] = None
+    messages: Annotated[list[_Message] | None, about("A conversation; or else prompt.")] = None
+    add_special_tokens: Annotated[bool | None, about("Begin a text with the model's BOS. Default: true.")] = None
+    return_token_strs: Annotated[bool | None, about("Add each token's text.")] = None
+    add_generation_prompt: Annotated[bool | None, about("Open the answer's turn. Default: true.")] = None
+    continue_final_message: Annotated[bool | None, about("Go on in the last message.")] = None
+    chat_template: Annotated[str | None, about("A template of your own, where the server allows it.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the chat template.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("Functions, for the chat template.")] = None
 
 
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: Annotated[list[int], _about("Token ids.")]
+    tokens: Annotated[list[int], about("Token ids.")]
