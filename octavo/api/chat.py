@@ -76,7 +76,8 @@ def _given_as(body: ChatBody, parameter: str | None) -> str | None:
     return {"prompt": "messages", "logprobs": "top_logprobs"}.get(parameter or "", parameter)
 
 
-async def plan_chat(call: Call, body: ChatBody) -> ChatPlan:
+async def plan_chat(call: Call, body: ChatBody, fit: bool = False) -> ChatPlan:
+    """The checked plan of a call. `fit`: more tokens than the context has room for are not refused but cut."""
     messages = checked_messages(body.messages)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = body.top_logprobs if body.logprobs else None
@@ -88,7 +89,8 @@ async def plan_chat(call: Call, body: ChatBody) -> ChatPlan:
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling.n, "n")
     ids = await encode_chat(call.front, body, messages)
-    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=not asked, size=0, known=True)
+    cut = fit or not asked
+    job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=cut, size=0, known=True)
     role = messages[-1]["role"] if body.continue_final_message else call.front.config.response_role
     echo = last_text(messages) if body.echo and messages[-1]["role"] == role else ""
     return ChatPlan(call, body, job, role, echo)

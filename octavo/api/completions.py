@@ -107,11 +107,13 @@ def _are_ids(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
 
 
-async def plan_completion(call: Call, body: CompletionBody) -> CompletionPlan:
+async def plan_completion(call: Call, body: CompletionBody, fit: bool = False) -> CompletionPlan:
+    """The checked plan of a call. `fit`: more tokens than the context has room for are not refused but cut, and without
+    `max_tokens` it is filled."""
     given = len(body.prompt) if isinstance(body.prompt, list) else 0
     prompts = await beside(given, prompts_of, body.prompt)
     size = sum(map(len, prompts))
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = body.max_tokens if body.max_tokens is not None or fit else DEFAULT_MAX_TOKENS
     nothing_new = max_tokens == 0
     if nothing_new and not body.echo:
         raise bad_request("max_tokens must be at least 1, got 0 (0 is allowed with echo).", "max_tokens")
@@ -121,7 +123,7 @@ async def plan_completion(call: Call, body: CompletionBody) -> CompletionPlan:
     scores = shown if body.echo else None
     if nothing_new and scores is None:
         scores = 0  # a request that generates nothing must at least score its prompt
-    sampling = sampling_of(call, max_tokens or 1, body.logprobs, scores)
+    sampling = sampling_of(call, 1 if nothing_new else max_tokens, body.logprobs, scores)
     top = sampling.logprobs
     if body.best_of is None:
         check_choices(len(prompts), sampling.n, "n")
@@ -136,7 +138,7 @@ async def plan_completion(call: Call, body: CompletionBody) -> CompletionPlan:
             prompt,
             sampling,
             add_special_tokens=body.add_special_tokens is not False,
-            cut_max_tokens=body.max_tokens is None,
+            cut_max_tokens=fit or body.max_tokens is None,
             size=size,
         )
         if nothing_new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -44,6 +45,12 @@ class Dialect(NamedTuple):
 
 
 OPENAI = Dialect(end=b"data: [DONE]\n\n", warns=True)
+
+
+def rewording(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Turns messages that name fields as OpenAI's API does into ones that name them as another API."""
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    return lambda text: pattern.sub(lambda match: names[match[0]], text)
 
 
 def refusal(error: ApiError, dialect: Dialect) -> Response:

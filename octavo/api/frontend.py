@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from octavo.text.template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
+_NO_NAMES = frozenset({"tgi", "dummy"})
+"""What clients of servers with one model send where they know no name: TGI's documentation says "tgi",
+huggingface_hub sends "dummy"."""
+
 
 @dataclass(frozen=True)
 class Frontend:
@@ -46,11 +50,11 @@ class Frontend:
         Raises:
             ApiError: 404 for a name that is not served.
         """
-        if name is None or name == "":
+        if name in self.served:
+            return name
+        if not name or name in _NO_NAMES:
             return self.served[0]
-        if name not in self.served:
-            raise model_not_found(name, self.served)
-        return name
+        raise model_not_found(name, self.served)
 
 
 class Service:

@@ -9,7 +9,8 @@ Ranges of sampling parameters are checked by `SamplingParams`, once for every wa
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
@@ -33,7 +34,10 @@ _UNREAD = frozenset(
 )
 """Fields of OpenAI and vLLM that do not concern the answer; taken without a word."""
 
-_WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
+Fields = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Known fields that are not honoured: values that ask for nothing, and what to say of any other one."""
+
+_WITHOUT_EFFECT: Fields = {
     "beam_width": ((), "there is no beam search over HTTP"),
     "early_stopping": ((False,), "it belongs to beam search"),
     "extra_body": (({},), "its fields belong at the top level of the body"),
@@ -48,7 +52,7 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream_interval": ((1,), "each token is sent when it comes"),
     "verbosity": (("medium",), "models here have no such setting"),
 }
-"""Known fields that nothing reads: values that ask for nothing, and why any other one is named in `warnings`."""
+"""Known fields that nothing reads, and why they have no effect."""
 
 _CONSTRAINTS = (
     "structured_outputs",
@@ -90,22 +94,40 @@ def about(text: str, **schema: Any) -> Any:
     return Field(description=text, json_schema_extra=schema or None)
 
 
-def _known(name: str, value: Any) -> str | None:
-    """Why `name` has no effect here; None for a field nobody knows, "" where there is nothing to say."""
-    if name in _UNREAD:
-        return ""
-    if name in _NOT_BUILT or name in _CONSTRAINTS:
-        return ""  # asks for nothing, or it would have been refused
-    if name in _WITHOUT_EFFECT:
-        calm, why = _WITHOUT_EFFECT[name]
-        return "" if value in calm else why
-    return None
-
-
-class Body(BaseModel):
-    """What all bodies have in common."""
+class Known(BaseModel):
+    """An object of a request: fields that it does not declare are kept, to be told of."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    without_effect: ClassVar[Fields] = {}
+    """Fields beside those declared that nothing reads, and why they have no effect."""
+    not_built: ClassVar[Fields] = {}
+    """Fields beside those declared that are refused, and what they ask for."""
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Fields beside those declared of which there is nothing to say."""
+
+    def refuse_unbuilt(self, prefix: str = "") -> None:
+        """Raise 400 for a field of `not_built` that asks for something. `prefix`: where this object is in the body."""
+        for name, (calm, what) in self.not_built.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in calm:
+                raise not_built(prefix + name, what)
+
+    def _why_unread(self, name: str, value: Any) -> str | None:
+        """Why `name` has no effect here; None for a field nobody knows, "" where there is nothing to say."""
+        if name in self.without_effect:
+            calm, why = self.without_effect[name]
+            return "" if value in calm else why
+        if name in self.unread or name in self.not_built:
+            return ""  # concerns no answer; or asks for nothing, as it would have been refused
+        return None
+
+
+class Body(Known):
+    """What all bodies have in common."""
+
+    without_effect = _WITHOUT_EFFECT
+    unread = _UNREAD | _NOT_BUILT.keys() | set(_CONSTRAINTS)
 
     model: Annotated[str | None, about("Name of the model. Default: the one that is served.")] = None
 
@@ -122,17 +144,15 @@ class Body(BaseModel):
         return found
 
 
-class Nested(BaseModel):
+class Nested(Known):
     """An object inside a body."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-
-def _unread(part: Body | Nested, prefix: str) -> list[Ignored]:
+def _unread(part: Known, prefix: str) -> list[Ignored]:
     """The fields of one object that nothing reads."""
     found = []
     for name, value in sorted((part.model_extra or {}).items()):
-        why = None if prefix else _known(name, value)
+        why = part._why_unread(name, value)
         if value is None or why == "":
             continue
         shown = prefix + name[:80]
