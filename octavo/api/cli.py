@@ -1,4 +1,4 @@
-"""The program `octavo`: serve, run, chat, complete.
+"""The program `octavo`: serve, run, chat, complete, run-batch.
 
 Exit statuses: 0 ended as asked, 1 an error while running, 2 a wrong command line, 130 Ctrl-C, 143 SIGTERM.
 
@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import octavo
@@ -80,7 +81,7 @@ def _overview() -> str:
             "",
             "Serves and runs large language models.",
             "",
-            *(f"  {command.name:10} {command.summary}" for command in COMMANDS.values()),
+            *(f"  {command.name:12} {command.summary}" for command in COMMANDS.values()),
             "",
             "octavo COMMAND --help tells more; octavo --version tells the version.",
         ]
@@ -152,6 +153,23 @@ def _talk(command: Command, kind: type[Session], namespace: argparse.Namespace) 
             return INTERRUPTED if session.turn(quick).stopped else 0
         session.run()
     return 0
+
+
+def _run_batch(namespace: argparse.Namespace) -> int:
+    parser: argparse.ArgumentParser = namespace.parser
+    for flag, value in (("--input-file", namespace.input_file), ("--output-file", namespace.output_file)):
+        if not value:
+            parser.error(f"{flag} is missing: octavo run-batch -i requests.jsonl -o answers.jsonl --model MODEL")
+    namespace.log_level = namespace.log_level or "warning"
+    config = configure(COMMANDS["run-batch"], namespace)
+    from octavo.api.batch.answers import BatchError
+    from octavo.api.batch.run import Batch, run_batch
+
+    folder = Path(namespace.output_tmp_dir) if namespace.output_tmp_dir else None
+    try:
+        return run_batch(config, _parts(), Batch(namespace.input_file, namespace.output_file, folder))
+    except BatchError as error:
+        return _fail(1, str(error))
 
 
 def _session(kind: type[Session], endpoint: Endpoint, namespace: argparse.Namespace) -> Session:
@@ -273,6 +291,16 @@ _SERVER = (
     Flag(("--api-key",), "answers", "Key to send to the server.", variable="OCTAVO_API_KEY"),
     Flag(("--quick", "-q"), "answers", "Ask this only and end; - reads it from standard input.", value="TEXT"),
 )
+_FILES = (
+    Flag(("--input-file", "-i"), "answers", "The requests: a file or http(s) URL.", value="FILE"),
+    Flag(("--output-file", "-o"), "answers", "Where the answers go: a file, or a URL that takes a PUT.", value="FILE"),
+    Flag(
+        ("--output-tmp-dir",),
+        "answers",
+        "Folder in which answers that go to a URL are kept until all are there, and an input from a URL.",
+        default="batches in the cache",
+    ),
+)
 _OF_A_MODEL = (
     *(name for name, flag in OPTIONS.items() if flag.group in ("model", "cache", "scheduler", "device")),
     "chat_template",
@@ -280,6 +308,14 @@ _OF_A_MODEL = (
     "log_level",
 )
 """Options that matter to a model that is talked to here."""
+_OF_A_BATCH = (
+    *dict.fromkeys((*_OF_A_MODEL, *(name for name, flag in OPTIONS.items() if flag.group == "requests"))),
+    "log_format",
+    "watchdog_timeout",
+)
+"""Options that matter to a file of requests, whatever they ask for."""
+_OF_CALLERS = frozenset({"max_num_queued_reqs", "max_num_reqs_per_key", "enable_force_include_usage"})
+"""Limits of a server's callers, and what is only for streams."""
 _ALWAYS_FITS = tuple(
     flag._replace(default="256") if flag.names[0] == "--max-tokens" else flag
     for flag in _ANSWERS
@@ -334,6 +370,17 @@ COMMANDS = {
             (*_SERVER, *_ALWAYS_FITS),
             _OF_A_MODEL,
             _complete,
+        ),
+        Command(
+            "run-batch",
+            "answer a file of requests",
+            "-i FILE -o FILE --model MODEL [options]",
+            "Answers a file of requests, a line each, in the form of OpenAI's batch API. A run that was ended goes on "
+            "where it was when the same command is given again.",
+            (_MODEL,),
+            _FILES,
+            tuple(name for name in _OF_A_BATCH if name not in _OF_CALLERS),
+            _run_batch,
         ),
     )
 }

@@ -160,6 +160,25 @@ async def _beside(read: Callable[[EngineConfig], Text], config: EngineConfig) ->
     return await done
 
 
+async def load(service: Service, engine: AsyncEngine, read: Callable[[EngineConfig], Text]) -> ModelInfo:
+    """Start `engine`, read the text side beside it, and let `service` answer.
+
+    Raises:
+        CannotServe: the model cannot be loaded.
+    """
+    service.watch_loading(engine)
+    config = service.config
+    try:
+        info, text = await asyncio.gather(engine.start(), _beside(read, config))
+        factory = text.factory(info, config)
+    except Exception as error:
+        known = isinstance(error, (EngineUnavailable, ValueError, OSError))
+        logger.log(logging.DEBUG if known else logging.ERROR, "cannot load the model", exc_info=error)
+        raise CannotServe(str(error) if known else f"{type(error).__name__}: {error}") from None
+    service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config))
+    return info
+
+
 class _Http(uvicorn.Server):
     """uvicorn, without its signal handlers: the end of the engine comes first."""
 
@@ -220,7 +239,7 @@ class Server:
         engine = self._parts.engine(self._config)
         serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
         try:
-            loading = asyncio.create_task(self._load(engine))
+            loading = asyncio.create_task(load(self._service, engine, self._parts.text))
             stopped = asyncio.create_task(self._stop.wait())
             await asyncio.wait({loading, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
@@ -234,19 +253,6 @@ class Server:
             self._service.close("The server is shutting down.")
             self._http.should_exit = True
             await self._drain(engine, serving)
-
-    async def _load(self, engine: AsyncEngine) -> ModelInfo:
-        self._service.watch_loading(engine)
-        config = self._config
-        try:
-            info, text = await asyncio.gather(engine.start(), _beside(self._parts.text, config))
-            factory = text.factory(info, config)
-        except Exception as error:
-            known = isinstance(error, (EngineUnavailable, ValueError, OSError))
-            logger.log(logging.DEBUG if known else logging.ERROR, "cannot load the model", exc_info=error)
-            raise CannotServe(str(error) if known else f"{type(error).__name__}: {error}") from None
-        self._service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config))
-        return info
 
     async def _watch(self, engine: AsyncEngine, stopped: asyncio.Task[bool], serving: asyncio.Task[None]) -> None:
         while not stopped.done():
