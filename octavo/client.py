@@ -44,6 +44,8 @@ from octavo.wire import (
     Failed,
     FromEngine,
     Left,
+    Ping,
+    Pong,
     Progress,
     Ready,
     Rejected,
@@ -331,7 +333,7 @@ class _Client(ABC):
                 self._status = Status("loading", message.text)
         elif isinstance(message, Ready):
             self._ready(message.info)
-        else:
+        elif isinstance(message, Failed):
             self._failed(message.reason)
 
     def _ready(self, info: ModelInfo) -> None:
@@ -520,6 +522,9 @@ class _Life(asyncio.Protocol):
         self._receive = receive
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._buffer = bytearray()
+        self._loaded = False
+        self._asked = 0.0
+        """When it was asked for the `Pong` that has not come yet; 0.0 if there is none."""
         self._transport: asyncio.Transport | None = None
         self._lost = asyncio.Event()
         """Set when the socket is closed: all it said has been received."""
@@ -571,6 +576,10 @@ class _Life(asyncio.Protocol):
                 self.last_words = f"its process sent what cannot be read: {error}"
                 self.child.kill()
                 break
+            if isinstance(message, Pong):
+                self._asked = 0.0
+                continue
+            self._loaded = self._loaded or isinstance(message, Ready)
             self._receive(message)
         del buffer[:at]
 
@@ -582,15 +591,17 @@ class _Life(asyncio.Protocol):
             self._transport.write(frame(message))
 
     async def end(self, patience: float) -> Death:
-        """Wait for the end of the process; one whose step takes more than `patience` seconds (0: any time) is
-        ended."""
+        """Wait for the end of the process; one whose step takes more than `patience` seconds (0: any time), or that
+        does not answer for so long, is ended."""
         while not self._lost.is_set():
             try:
                 await asyncio.wait_for(self._lost.wait(), min(1.0, patience / 4) if patience else None)
             except asyncio.TimeoutError:  # noqa: UP041  (another class before Python 3.11)
+                silence = self._silence()
                 if (seconds := self._recorder.seconds()) > patience:
-                    self.last_words = f"a step took more than {seconds:.0f} s and was ended (--watchdog-timeout)"
-                    await self._end_hung()
+                    await self._end_hung(f"a step took more than {seconds:.0f} s")
+                elif not seconds and silence > patience:
+                    await self._end_hung(f"its process did not answer for {silence:.0f} s")
         status = await self._exit_status(OBITUARY_SECONDS)
         if status is None:
             self.child.kill()
@@ -608,8 +619,19 @@ class _Life(asyncio.Protocol):
             self.child.kill()
             await self._exit_status(CLOSE_SECONDS)
 
-    async def _end_hung(self) -> None:
+    def _silence(self) -> float:
+        """How long it has owed an answer, as an engine between two steps never does; while it owes none it is asked for
+        one. 0.0 while it loads."""
+        if self._asked:
+            return time.monotonic() - self._asked
+        if self._loaded:
+            self._asked = time.monotonic()
+            self.post(Ping())
+        return 0.0
+
+    async def _end_hung(self, how: str) -> None:
         """SIGABRT makes it write down where it hangs."""
+        self.last_words = f"{how} and was ended (--watchdog-timeout)"
         self.child.send_signal(signal.SIGABRT)
         if await self._exit_status(HUNG_SECONDS) is None:
             self.child.kill()

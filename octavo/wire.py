@@ -57,6 +57,10 @@ class AskStats(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
+class Ping(msgspec.Struct, tag=True, array_like=True):
+    """Asks for a `Pong`: is somebody there?"""
+
+
 class Close(msgspec.Struct, tag=True, array_like=True):
     pass
 
@@ -100,8 +104,12 @@ class Stats(msgspec.Struct, tag=True, array_like=True):
     stats: EngineStats
 
 
-ToEngine = Add | Replay | Abort | AskStats | Close
-FromEngine = Progress | Ready | Failed | Deltas | Rejected | Left | Stats
+class Pong(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+ToEngine = Add | Replay | Abort | AskStats | Ping | Close
+FromEngine = Progress | Ready | Failed | Deltas | Rejected | Left | Stats | Pong
 
 
 class Engine(Protocol):
@@ -173,6 +181,8 @@ def drive(engine: Engine, inbox: SimpleQueue[ToEngine], send: Callable[[FromEngi
                 _add(engine, message.request, send)
             elif isinstance(message, AskStats):
                 send(Stats(engine.stats()))
+            elif isinstance(message, Ping):
+                send(Pong())
             elif isinstance(message, Replay):
                 for replayed in message.requests:
                     _replay(engine, replayed, send)

@@ -16,6 +16,7 @@ from octavo.flight_recorder import FlightRecorder
 from octavo.recovery import Death, History
 from octavo.sampling_params import SamplingParams
 from octavo.types import Request
+from octavo.wire import Abort
 from tests.frontend.fake_build import POISON, aborting, crowded, sticking, unhurried
 from tests.frontend.test_client import (  # noqa: F401
     CONFIG,
@@ -123,6 +124,33 @@ def test_a_request_that_ends_the_process_ends_alone(builder: Callable[..., objec
                     c: MODEL.continuation(asked, c) for c in range(asked.n)
                 }
             assert client.restarts == 3 and client.status.state == "ready"
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_while_it_is_idle_is_replaced() -> None:
+    async def main() -> None:
+        async with started("process", unhurried, watchdog_timeout=0.4) as client:
+            assert isinstance(client, Process) and client.pid is not None
+            asked = request("before")
+            assert await answers(client, asked) == {0: (MODEL.continuation(asked), [])}
+            os.kill(client.pid, signal.SIGSTOP)
+            asked = request("after")
+            assert await asyncio.wait_for(answers(client, asked), 20) == {0: (MODEL.continuation(asked), [])}
+            assert client.restarts == 1
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_that_is_told_what_needs_no_answer_lives_on() -> None:
+    async def main() -> None:
+        async with started("process", unhurried, watchdog_timeout=0.4) as client:
+            assert isinstance(client, Process)
+            client._post(Abort("nobody", 0))
+            await asyncio.sleep(1.2)
+            assert (client.status.state, client.restarts) == ("ready", 0)
+            asked = request("after")
+            assert await answers(client, asked) == {0: (MODEL.continuation(asked), [])}
 
     asyncio.run(main())
 
