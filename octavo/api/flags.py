@@ -17,6 +17,11 @@ from octavo.unbuilt import NO_MEANING, UNBUILT, NoMeaning, Unbuilt, refuse
 
 GROUPS = {
     "answers": "what is asked, and how answers are made",
+    "target": "which server is measured",
+    "prompts": "what is asked",
+    "load": "how often, and how fast one after the other",
+    "sampling": "how answers are drawn",
+    "results": "which figures, and where they go",
     "model": "which model, and how it is read",
     "cache": "memory of keys and values",
     "scheduler": "what shares a step",
@@ -61,7 +66,8 @@ class Flag(NamedTuple):
         return self.value or named.get(self.kind) or self.dest.rpartition("_")[2].upper()
 
 
-def _of_field(option: Field[Any]) -> Flag:
+def flag_of(option: Field[Any]) -> Flag:
+    """The flag of a field whose metadata say what a flag needs."""
     about = option.metadata
     text, _, default = about["help"].partition(" Default: ")
     name = option.name.replace("_", "-")
@@ -90,7 +96,7 @@ def _in_words(default: Any, kind: Callable[[str], Any]) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-OPTIONS: dict[str, Flag] = {option.name: _of_field(option) for option in fields(EngineConfig)}
+OPTIONS: dict[str, Flag] = {option.name: flag_of(option) for option in fields(EngineConfig)}
 """The flags of the fields of `EngineConfig`, by field."""
 
 CONFIG = Flag(
@@ -132,7 +138,7 @@ class Command:
     def flags(self) -> tuple[Flag, ...]:
         """All its flags in the order of the groups; a short form that a flag of its own has is not another's."""
         taken = {name for flag in self.own for name in flag.names}
-        shared = (CONFIG, *(OPTIONS[name] for name in self.options))
+        shared = (*([CONFIG] if self.options else []), *(OPTIONS[name] for name in self.options))
         left = (flag._replace(names=tuple(name for name in flag.names if name not in taken)) for flag in shared)
         order = list(GROUPS)
         return tuple(sorted((*self.own, *left), key=lambda flag: order.index(flag.group)))
@@ -175,8 +181,8 @@ def _parser(command: Command, show: Callable[[Command, str, argparse.ArgumentPar
 
 def _elsewhere(command: Command) -> list[Flag]:
     """Flags of `octavo serve` that `command` does not have."""
-    own = {flag.dest for flag in command.own}
-    return [flag for name, flag in OPTIONS.items() if name not in command.options and name not in own]
+    own = {name for flag in command.own for name in flag.names}
+    return [flag for name, flag in OPTIONS.items() if name not in command.options and flag.names[0] not in own]
 
 
 def _add(parser: argparse.ArgumentParser, flag: Flag) -> None:

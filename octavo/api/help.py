@@ -57,6 +57,9 @@ def short(command: Command) -> Iterator[str]:
             yield _line(_name(flag), flag.help, flag.default)
     yield ""
     yield "More: --help=all, --help=GROUP, --help=FLAG or part of its name; --help=listgroup lists the groups."
+    if not command.options:
+        yield "In [brackets]: defaults."
+        return
     yield "In [brackets]: defaults. Flags are also keys of the --config file, and variables of the environment:"
     yield "--max-num-seqs is OCTAVO_MAX_NUM_SEQS. The command line wins over the file, the file over the environment."
 

@@ -37,10 +37,10 @@ ALLOWED: dict[str, set[str]] = {
     "devices": {"contract", "ops", "quant", "_native"},
     "runtime": SHARED | {"models", "layers", "quant", "contract", "devices", "config"},
     "resolve": SHARED | {"config", "models", "contract"},
-    "api": SHARED | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build"},
+    "api": SHARED | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench"},
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
-    "bench": SHARED | {"config", "llm", "text"},
+    "bench": SHARED | {"checkpoint", "config", "llm", "outputs", "text"},
     "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
     "process": SHARED | {"logs", "build", "wire", "config", "info", "engine", "flight_recorder"},
 }
