@@ -1,4 +1,4 @@
-"""The program `octavo`: serve, run, chat, complete, run-batch.
+"""The program `octavo`: serve, run, chat, complete, run-batch, bench.
 
 Exit statuses: 0 ended as asked, 1 an error while running, 2 a wrong command line, 130 Ctrl-C, 143 SIGTERM.
 
@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import octavo
 from octavo import logs
+from octavo.api.bench import BENCHES
 from octavo.api.flags import OPTIONS, Command, Flag, Positional, parse
 from octavo.api.help import show
 from octavo.api.terminal import Continuation, Conversation, Endpoint, Session, TalkError
+from octavo.bench.options import BenchError
 from octavo.config import ConfigError, EngineConfig, environment_api_key
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _ended_by_sigterm():
         try:
             return _main(sys.argv[1:] if arguments is None else arguments)
-        except (ConfigError, TalkError) as error:
+        except (BenchError, ConfigError, TalkError) as error:
             return _fail(1, str(error))
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -61,6 +63,12 @@ def _main(arguments: Sequence[str]) -> int:
     if word in ("", "-h", "--help", "help"):
         print(_overview())
         return 0 if word else 2
+    if any(name.startswith(f"{word} ") for name in COMMANDS):  # the first of two words
+        if len(arguments) == 1 or arguments[1] in ("-h", "--help", "help"):
+            print(_overview(f"{word} "))
+            return 2 if len(arguments) == 1 else 0
+        arguments = arguments[1:]
+        word = f"{word} {arguments[0]}"
     if word not in COMMANDS:
         near = difflib.get_close_matches(word, COMMANDS, n=1)
         hint = f"Did you mean octavo {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}; see octavo --help."
@@ -74,14 +82,16 @@ def _fail(status: int, sentence: str) -> int:
     return status
 
 
-def _overview() -> str:
+def _overview(beginning: str = "") -> str:
+    """The commands whose names have this beginning."""
+    commands = [command for command in COMMANDS.values() if command.name.startswith(beginning)]
     return "\n".join(
         [
             "usage: octavo COMMAND [options]",
             "",
             "Serves and runs large language models.",
             "",
-            *(f"  {command.name:12} {command.summary}" for command in COMMANDS.values()),
+            *(f"  {command.name:16} {command.summary}" for command in commands),
             "",
             "octavo COMMAND --help tells more; octavo --version tells the version.",
         ]
@@ -382,6 +392,7 @@ COMMANDS = {
             tuple(name for name in _OF_A_BATCH if name not in _OF_CALLERS),
             _run_batch,
         ),
+        *BENCHES,
     )
 }
 
