@@ -12,14 +12,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 from octavo.api import answers, chat, completions, models, openapi, schemas, system, tokenize
-from octavo.api.dialect import speaking
+from octavo.api.dialect import OPENAI, refusal, speaking
 from octavo.api.doors import DOORS
 from octavo.api.errors import ApiError
 from octavo.api.frontend import Service
 from octavo.api.http_metrics import Measured
-from octavo.api.middleware import ApiKeys, Faults, RequestId, RootPath
+from octavo.api.middleware import ApiKeys, Faults, RequestId, RootPath, route_path
 from octavo.api.openapi import Operation
 from octavo.config import EngineConfig
 
@@ -74,6 +75,7 @@ ROUTES: tuple[Operation, ...] = (
     ),
     *DOORS,
 )
+_DIALECTS = {operation.path: operation.dialect for operation in ROUTES}
 _DESCRIPTIONS = (("/openapi.json", openapi.openapi), ("/docs", openapi.docs))
 
 
@@ -145,13 +147,18 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
             )
         )
     if config.api_key:
-        layers.append(Middleware(ApiKeys, keys=config.api_key))
+        layers.append(Middleware(ApiKeys, keys=config.api_key, refuse=_refusal))
     layers.append(Middleware(Faults))
     return layers
 
 
+def _refusal(scope: Scope, error: ApiError) -> Response:
+    """The answer to what no route answers, in the dialect of its path."""
+    return refusal(error, _DIALECTS.get(route_path(scope), OPENAI))
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router, in the one error format."""
+    """404 and 405 of the router, as errors are written."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if "Allow" in headers:
@@ -163,4 +170,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: f"There is nothing at {request.url.path[:200]}. Paths here: {known}.",
         405: f"{request.method[:20]} is not allowed at {request.url.path[:200]}: use {headers.get('Allow')}.",
     }
-    return ApiError(error.status_code, texts.get(error.status_code, str(error.detail)), headers=headers).response()
+    problem = ApiError(error.status_code, texts.get(error.status_code, str(error.detail)), headers=headers)
+    return _refusal(request.scope, problem)

@@ -249,15 +249,15 @@ def start(call: Call, jobs: Sequence[Job]) -> Generation:
 
 def closing_fields(call: Call, generation: Generation) -> dict[str, Any]:
     """What a whole answer ends with."""
-    fields: dict[str, Any] = {"usage": generation.usage.as_json()}
-    if call.service.config.enable_per_request_metrics:
-        fields["metrics"] = generation.record.times()
-    return fields
+    return {"usage": generation.usage.as_json(), **times_of(call, generation)}
 
 
-async def whole_answer(
-    http: HttpRequest, call: Call, answer: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
-) -> Response:
+def times_of(call: Call, generation: Generation) -> dict[str, Any]:
+    """How long things took, where the server tells it."""
+    return {"metrics": generation.record.times()} if call.service.config.enable_per_request_metrics else {}
+
+
+async def whole_answer(http: HttpRequest, call: Call, answer: Callable[[], Coroutine[Any, Any, Any]]) -> Response:
     """Wait for `answer()` and send it; stop it at once when the client is gone."""
     with call.admitted():
         work = asyncio.create_task(answer())

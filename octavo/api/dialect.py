@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,6 +20,12 @@ _encode = msgspec.json.Encoder().encode
 def frame(data: Mapping[str, Any]) -> bytes:
     """One server-sent event without a name."""
     return b"data: " + _encode(data) + b"\n\n"
+
+
+def named_frame(data: Mapping[str, Any]) -> bytes:
+    """One server-sent event whose name is its `type`."""
+    name: str = data.get("type", "error")
+    return b"event: " + name.encode() + b"\n" + frame(data)
 
 
 class Dialect(NamedTuple):
@@ -45,12 +50,6 @@ class Dialect(NamedTuple):
 
 
 OPENAI = Dialect(end=b"data: [DONE]\n\n", warns=True)
-
-
-def rewording(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Turns messages that name fields as OpenAI's API does into ones that name them as another API."""
-    pattern = re.compile(rf"\b({'|'.join(names)})\b")
-    return lambda text: pattern.sub(lambda match: names[match[0]], text)
 
 
 def refusal(error: ApiError, dialect: Dialect) -> Response:

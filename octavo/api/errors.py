@@ -6,7 +6,9 @@ word where there is one (`model_not_found`, `context_length_exceeded`, …) and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -87,9 +89,13 @@ def not_built(field: str, what: str) -> ApiError:
     )
 
 
-def unavailable(message: str, retry_after: int = 5) -> ApiError:
+def unavailable(message: str, retry_after: int = 5, code: str = "service_unavailable") -> ApiError:
     """503: right request, wrong moment."""
-    return ApiError(503, message, code="service_unavailable", headers={"Retry-After": str(retry_after)})
+    return ApiError(503, message, code=code, headers={"Retry-After": str(retry_after)})
+
+
+OVERLOADED = "overloaded"
+"""The code of a 503 of a server that works and has too much to do."""
 
 
 def model_not_found(name: str, served: Sequence[str]) -> ApiError:
@@ -132,6 +138,22 @@ def from_exception(error: Exception) -> ApiError | None:
         code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
         return ApiError(400, str(error), param=param if isinstance(param, str) else None, code=code)
     return None
+
+
+@contextmanager
+def given_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Makes errors name fields as the caller wrote them; `names` has the caller's by the name in our translation."""
+    try:
+        yield
+    except Exception as error:
+        problem = from_exception(error)
+        field = re.split(r"[.\[]", (problem.param if problem else None) or "", maxsplit=1)[0]
+        if problem is None or field not in names:
+            raise
+        if "_" in field or problem.message.startswith(f"{field} "):  # it is not just a word of the sentence
+            problem.message = re.sub(rf"\b{field}\b", names[field], problem.message)
+        problem.param = names[field]
+        raise problem from None
 
 
 def internal() -> ApiError:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from octavo.api.errors import ApiError, model_not_found, unavailable
+from octavo.api.errors import OVERLOADED, ApiError, model_not_found, unavailable
 from octavo.api.logs import StatsLog, request_log
 from octavo.api.metrics import Metrics
 from octavo.api.record import Listener
+from octavo.api.stored import StoredAnswers
 from octavo.api.tracing import tracer_of
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
@@ -77,6 +78,8 @@ class Service:
         tracer = tracer_of(config)
         self.listeners: list[Listener] = [] if tracer is None else [tracer]
         """Who is told of every call."""
+        self.stored = StoredAnswers()
+        """Answers of /v1/responses."""
         self.stats_log = None if config.disable_log_stats else StatsLog(self.metrics)
 
     def watch_loading(self, engine: AsyncEngine) -> None:
@@ -134,6 +137,7 @@ class Service:
                 f"The server is busy: {self.active} requests are in progress, the most it takes "
                 "(--max-num-queued-reqs); try again later.",
                 retry_after=1,
+                code=OVERLOADED,
             )
 
     @contextmanager

@@ -7,9 +7,10 @@ import hashlib
 import hmac
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.api.errors import ApiError, from_exception, internal
@@ -74,10 +75,12 @@ class RequestId:
 
 
 class ApiKeys:
-    """401 unless the request carries one of `keys` as `Authorization: Bearer KEY` (or `X-Api-Key: KEY`)."""
+    """401 unless the request carries one of `keys` as `Authorization: Bearer KEY` (or `X-Api-Key: KEY`); `refuse` makes
+    the answer, as the path has it."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], refuse: Callable[[Scope, ApiError], Response]) -> None:
         self._app = app
+        self._refuse = refuse
         self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +98,7 @@ class ApiKeys:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await refusal.response()(scope, receive, send)
+        await self._refuse(scope, refusal)(scope, receive, send)
 
     def _find(self, headers: Headers) -> int | None:
         """The number of the key that came; takes equally long for every key, and for none."""

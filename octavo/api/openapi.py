@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from importlib.resources import files
@@ -22,10 +23,11 @@ from octavo.api.schemas import Body
 from octavo.config import EngineConfig
 
 _REFERENCE = "#/components/schemas/{model}"
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _WHEN = {
     400: "The request is wrong; the message says how.",
     401: "No API key, or one that is not known.",
-    404: "There is no such model.",
+    404: "There is no such model, or no such answer.",
     408: "The answer was not done in time.",
     413: "The body is larger than --max-request-bytes.",
     422: "The request is wrong; the message says how.",
@@ -57,6 +59,8 @@ class Operation(NamedTuple):
     errors: tuple[int, ...] = ()
     """Beside 401 of a server with API keys."""
     dialect: Dialect = OPENAI
+    query: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Names and schemas of what may follow a question mark."""
 
 
 def document(operations: Sequence[Operation], config: EngineConfig, root_path: str) -> dict[str, Any]:
@@ -83,18 +87,19 @@ def document(operations: Sequence[Operation], config: EngineConfig, root_path: s
 def _operation(operation: Operation, config: EngineConfig) -> dict[str, Any]:
     closed = bool(config.api_key) and operation.path not in OPEN_PATHS
     found: dict[str, Any] = {
-        "operationId": f"{operation.method.lower()}{operation.path.partition('{')[0].rstrip('/').replace('/', '_')}"
-        + ("_one" if "{" in operation.path else ""),
+        "operationId": operation.method.lower() + _PARAMETER.sub("one", operation.path).rstrip("/").replace("/", "_"),
         "summary": operation.summary,
         "responses": {"200": _success(operation)},
     }
     for status in sorted({*operation.errors, *([401] if closed else [])}):
-        # Keys are asked for before anybody knows the route, and its dialect.
-        found["responses"][str(status)] = _failure(status, OPENAI if status == 401 else operation.dialect)
-    if "{" in operation.path:
-        found["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        ]
+        found["responses"][str(status)] = _failure(status, operation.dialect)
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PARAMETER.findall(operation.path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query]
+    if parameters:
+        found["parameters"] = parameters
     if operation.body is not None:
         content = {"application/json": {"schema": _reference(operation.body)}}
         found["requestBody"] = {"required": True, "content": content}

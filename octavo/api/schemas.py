@@ -252,6 +252,10 @@ class SamplingBody(Body):
     def _empty_is_absent(cls, value: Any) -> Any:
         return None if value == {} else value
 
+    def shared(self) -> dict[str, Any]:
+        """The values of these fields, for the body of another API."""
+        return {name: getattr(self, name) for name in SamplingBody.model_fields}
+
     def refuse(self) -> None:
         """Raise 400 for what would silently change the answer if it were ignored, and for what is too much."""
         given = self.model_extra or {}
