@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
+import sys
 from dataclasses import fields
 from typing import TypeVar
 
 from octavo.api.flags import OPTIONS, Command, Flag, Positional, flag_of
+from octavo.bench.compare_options import CompareOptions
 from octavo.bench.options import (
     BenchError,
     LatencyOptions,
@@ -61,6 +64,14 @@ def _startup(namespace: argparse.Namespace) -> int:
 
     startup(options, config)
     return 0
+
+
+def _compare(namespace: argparse.Namespace) -> int:
+    options = _options(CompareOptions, namespace)
+    _need("aiohttp", "psutil")
+    from octavo.bench.compare import compare
+
+    return compare(options, shlex.join(["octavo", *sys.argv[1:]]))
 
 
 def _options(kind: type[T], namespace: argparse.Namespace) -> T:
@@ -140,6 +151,16 @@ BENCHES = (
         _flags(StartupOptions),
         _OF_A_MODEL,
         _startup,
+    ),
+    Command(
+        "bench compare",
+        "measure several servers in turn and compare them",
+        '--server NAME=URL --start "NAME=COMMAND --port {port}" [options]',
+        "Sends the same prompts to several servers, running or started here, and writes one page that compares them.",
+        (),
+        _flags(CompareOptions),
+        (),
+        _compare,
     ),
 )
 """Commands of two words."""
