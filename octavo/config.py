@@ -2,7 +2,7 @@
 
 This is the only module that reads environment variables: OCTAVO_CACHE, XDG_CACHE_HOME, OCTAVO_API_KEY, VLLM_API_KEY,
 OMP_NUM_THREADS, and for the command line OCTAVO_ and the name of any option, such as OCTAVO_MAX_MODEL_LEN.
-Those of the model hub (HF_TOKEN, HF_HUB_OFFLINE, HF_HOME) are left to its library.
+Those of the model hub (HF_TOKEN, HF_HUB_OFFLINE, HF_HOME) are left to its library; `octavo collect-env` shows them.
 """
 
 from __future__ import annotations
@@ -512,6 +512,25 @@ def environment_threads() -> int | None:
     """The number of threads in OMP_NUM_THREADS; None where it holds no single positive number."""
     text = os.environ.get("OMP_NUM_THREADS") or ""
     return int(text) if re.fullmatch(r"0*[1-9]\d{0,4}", text) else None
+
+
+_TELLING = re.compile(
+    r"(OCTAVO|HF|HUGGING_FACE|OMP|GOMP|KMP|MALLOC|CUDA|NVIDIA)_\w+|VLLM_API_KEY|LD_PRELOAD|LD_LIBRARY_PATH|PYTHONPATH"
+    r"|XDG_CACHE_HOME|(HTTPS?|ALL|NO)_PROXY|LANG|LC_ALL",
+    re.IGNORECASE,
+)
+_SECRET_NAME = re.compile(r"(^|_)(KEYS?|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)$", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"(?<=://)[^/\s]+(?=@)|\b(?:hf_|sk-)[\w-]{8,}")
+"""The login in a URL, and keys by how they begin."""
+
+
+def telling_variables() -> dict[str, str]:
+    """The environment variables that may change what happens, for a bug report: secrets are shown as ***."""
+    return {
+        name: "***" if text and _SECRET_NAME.search(name) else _SECRET_TEXT.sub("***", text)
+        for name, text in sorted(os.environ.items())
+        if _TELLING.fullmatch(name)
+    }
 
 
 def cache_dir() -> Path:

@@ -182,6 +182,23 @@ def _run_batch(namespace: argparse.Namespace) -> int:
         return _fail(1, str(error))
 
 
+def _collect_env(namespace: argparse.Namespace) -> int:
+    from octavo.api.sources import configuration
+    from octavo.environment import as_json, as_text, collect
+
+    try:
+        config, complaints = configuration(COMMANDS["collect-env"], namespace)
+    except ConfigError as error:  # a variable or a file that is wrong may be what the report is about
+        config, complaints = EngineConfig(), [str(error)]
+    found = collect(config)
+    if complaints:
+        found["choices at start-up"]["complaints"] = complaints
+    if hasattr(sys.stdout, "reconfigure"):  # variables may hold what is no text, or what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(as_json(found) if namespace.json else as_text(found))
+    return 0
+
+
 def _session(kind: type[Session], endpoint: Endpoint, namespace: argparse.Namespace) -> Session:
     options = _sampling(namespace)
     if kind is Continuation:  # a server would stop after 16 tokens
@@ -391,6 +408,16 @@ COMMANDS = {
             _FILES,
             tuple(name for name in _OF_A_BATCH if name not in _OF_CALLERS),
             _run_batch,
+        ),
+        Command(
+            "collect-env",
+            "tell of this machine, for a bug report",
+            "[--json]",
+            "Tells what a bug report needs to know of this machine; keys, tokens and passwords are left out.",
+            (),
+            (Flag(("--json",), "answers", "As JSON.", bool),),
+            ("device", "threads", "cpu_activations", "dtype"),
+            _collect_env,
         ),
         *BENCHES,
     )
