@@ -45,6 +45,7 @@ class Writer:
         make that length, of nearly as many. Returned as an `Ask` of no answer."""
         words = self._words(max(length - head_length - self._overhead, 1))
         best: tuple[int, str, int] | None = None
+        each = 1.0  # tokens of a word
         for _ in range(_TRIES):
             text = head + "".join(words)
             found = self.count(text)
@@ -53,7 +54,7 @@ class Writer:
             if found == length:
                 self._overhead = found - head_length - len(words) if not head else self._overhead
                 break
-            each = max((found - head_length) / max(len(words), 1), 1.0)
+            each = max((found - head_length) / len(words), 1.0) if words else each
             if found > length:
                 del words[-max(1, round((found - length) / each)) :]
             elif length - found >= each:

@@ -73,9 +73,9 @@ def throughput(options: ThroughputOptions, llm: LLM) -> dict[str, Any]:
 
 
 def _answer(llm: LLM, asks: Sequence[Ask], options: ThroughputOptions, progress: bool) -> list[RequestOutput]:
+    temperature = float(options.n > 1) if options.temperature is None else options.temperature
     params = [
-        SamplingParams(temperature=options.temperature, max_tokens=ask.max_tokens, ignore_eos=True, n=options.n)
-        for ask in asks
+        SamplingParams(temperature=temperature, max_tokens=ask.max_tokens, ignore_eos=True, n=options.n) for ask in asks
     ]
     prompts: Any = [ask.prompt for ask in asks]
     are_messages = {isinstance(prompt, list) and isinstance(prompt[0], dict) for prompt in prompts}
@@ -92,7 +92,9 @@ def latency(options: LatencyOptions, llm: LLM) -> dict[str, Any]:
     """Time batch after batch; print and return the figures, seconds. Raises BenchError."""
     rng = random.Random(f"latency/{options.seed}")
     known = [token for token in range(llm.info.vocab_size) if token not in llm.get_tokenizer().special_ids]
-    params = SamplingParams(n=options.n, temperature=0, max_tokens=options.output_len, ignore_eos=True)
+    params = SamplingParams(
+        n=options.n, temperature=float(options.n > 1), max_tokens=options.output_len, ignore_eos=True
+    )
 
     def once() -> float:
         prompts: Any = [

@@ -317,7 +317,13 @@ class ThroughputOptions(DataOptions):
     """`octavo bench throughput`."""
 
     n: int = option(1, "sampling", "Answers to each prompt.", kind=int, least=1)
-    temperature: float = option(0.0, "sampling", "0 always takes the most probable token.", kind=float, least=0)
+    temperature: float | None = option(
+        None,
+        "sampling",
+        "0 always takes the most probable token. Default: 0, or 1 for several answers.",
+        kind=float,
+        least=0,
+    )
     num_warmups: int = option(0, "load", "Requests before the measured ones.", kind=int, least=0)
     output_json: str | None = option(None, "results", "File for the figures.")
     disable_tqdm: bool = option(False, "results", "Show no progress.", kind=bool)
@@ -326,6 +332,8 @@ class ThroughputOptions(DataOptions):
         super().__post_init__()
         if self.dataset_name == "multi-turn":
             raise BenchError("the turns of a conversation depend on each other: measure them with octavo bench serve.")
+        if self.n > 1 and self.temperature == 0:
+            raise BenchError("with --temperature 0 all answers to a prompt are the same: leave out --n.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,9 +65,14 @@ def target_of(options: ServeOptions, key: str | None = None) -> Target:
     try:
         if options.ready_check_timeout_sec:
             wait_ready(target, options.ready_check_timeout_sec)
-        return replace(target, model=target.model or find_model(target))
     except ServerError as error:
-        raise BenchError(f"{target.url}: {error}") from None
+        raise BenchError(f"{target.url} {error}.") from None
+    try:
+        return replace(target, model=target.model or find_model(target))
+    except ServerError:
+        raise BenchError(
+            f"{target.url} lists no model. Start the server, or name the model with --model if it has no /v1/models."
+        ) from None
 
 
 def requests_of(options: ServeOptions, target: Target) -> list[Ask]:
