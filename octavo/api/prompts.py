@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
-from octavo.api.errors import bad_request
+from octavo.api.errors import bad_request, unavailable
 from octavo.api.frontend import Frontend
 from octavo.api.schemas import ChatBody, TokenizeBody
 from octavo.text.confined import WORKERS, Confined
@@ -24,6 +24,9 @@ _TEMPLATES = 16
 _CONFINED = Confined()
 _CALLERS_THREADS = ThreadPoolExecutor(WORKERS, "callers' templates")
 """Where those who bring a template wait for it, and for each other."""
+_MOST_CALLERS = 4 * WORKERS
+"""How many may be there; a template that does not end takes its worker for `SECONDS`."""
+_callers = 0
 
 
 async def beside(size: int, function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -47,15 +50,54 @@ async def encode_chat(front: Frontend, body: ChatBody | TokenizeBody, messages: 
         ApiError: no template, or one that is not allowed.
         TemplateError: the template refuses the messages.
     """
+    return await _with_template(_encode, front, body, messages)
+
+
+async def render_chat(front: Frontend, body: ChatBody | TokenizeBody, messages: Sequence[dict[str, Any]]) -> str:
+    """The text of a conversation, as the model's chat template has it.
+
+    Raises as `encode_chat`.
+    """
+    return await _with_template(_render, front, body, messages)
+
+
+async def _with_template(
+    work: Callable[[Frontend, str | None, Sequence[dict[str, Any]], dict[str, Any], Sequence[str]], _R],
+    front: Frontend,
+    body: ChatBody | TokenizeBody,
+    messages: Sequence[dict[str, Any]],
+) -> _R:
+    """`work` with the template of `body`, the messages, the template's options, and all that the caller wrote."""
     options = _options(front, body)
     texts = [*texts_in(messages), *texts_in(options)]
     characters = sum(map(len, texts))
     _check_size(front, characters)
     own = body.chat_template
     if own is not None:  # reading it may take long, and what it does may, however short it is
-        work = partial(_encode, front, own, messages, options, texts)
+        waiting = partial(work, front, own, messages, options, texts)
+        return await _confined(waiting)
+    return await beside(characters, work, front, own, messages, options, texts)
+
+
+async def _confined(work: Callable[[], _R]) -> _R:
+    """`work`, which uses a template of a caller.
+
+    Raises:
+        ApiError: 503 where too many wait already.
+    """
+    global _callers
+    if _callers >= _MOST_CALLERS:
+        raise unavailable(f"{_callers} requests that bring a chat template are being prepared; try again later.")
+    _callers += 1
+    try:
         return await asyncio.get_running_loop().run_in_executor(_CALLERS_THREADS, work)
-    return await beside(characters, _encode, front, own, messages, options, texts)
+    finally:
+        _callers -= 1
+
+
+def close() -> None:
+    """End the processes that render templates of callers; the program need not wait for them."""
+    _CONFINED.close()
 
 
 def _encode(
@@ -65,10 +107,25 @@ def _encode(
     options: dict[str, Any],
     texts: Sequence[str],
 ) -> list[int]:
-    """`texts`: all that the caller wrote."""
     template = _template(front, own)
     typed = front.tokenizer.control_pattern.search("\0".join([*texts, *joined_parts(messages)])) is not None
-    return template.encode(front.tokenizer, messages, parse_special=not typed, **options)
+    return template.encode(
+        front.tokenizer,
+        messages,
+        parse_special=not typed,
+        most_characters=front.factory.most_characters,
+        **options,
+    )
+
+
+def _render(
+    front: Frontend,
+    own: str | None,
+    messages: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    texts: Sequence[str],
+) -> str:
+    return _template(front, own).render(messages, **options)
 
 
 def _template(front: Frontend, own: str | None) -> ChatTemplate:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 import uvicorn
 
 import octavo
+from octavo.api import prompts
 from octavo.api.app import create_app
 from octavo.api.connections import Connection, allow_many_files, quiet_when_full
 from octavo.api.frontend import Service, make_frontend
@@ -300,6 +301,8 @@ def serve(config: EngineConfig, parts: Parts) -> int:
     except CannotServe as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
+    finally:
+        prompts.close()
     return 0
 
 

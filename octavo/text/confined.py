@@ -44,6 +44,7 @@ class Confined:
         self._seconds = seconds
         self._free = threading.BoundedSemaphore(WORKERS)
         self._idle: list[_Child] = []
+        self._busy: set[_Child] = set()
 
     def read(self, source: str) -> str:
         """The template, once it is known to be one.
@@ -65,18 +66,23 @@ class Confined:
         return self._ask([template, variables])
 
     def close(self) -> None:
-        """End the children that have nothing to do."""
+        """End the children; what they are rendering fails."""
+        for child in list(self._busy):
+            child.end()
         while self._idle:
             self._idle.pop().kill()
 
     def _ask(self, question: list[Any]) -> str:
         with self._free:
             child = self._take()
+            self._busy.add(child)
             try:
                 answer = child.ask(json.dumps(question).encode())
             except BaseException:
                 child.kill()
                 raise
+            finally:
+                self._busy.discard(child)
             self._idle.append(child)
         text, error = json.loads(answer)
         if error is not None:
@@ -123,6 +129,10 @@ class _Child:
                 f"the chat template takes more than {self._seconds} seconds or {MEMORY >> 20} MiB of memory"
             )
         return answer
+
+    def end(self) -> None:
+        """Whoever waits for an answer gets none; they clean up."""
+        self._process.kill()
 
     def kill(self) -> None:
         self._process.kill()

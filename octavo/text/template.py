@@ -149,15 +149,23 @@ class ChatTemplate:
         return text[: text.rindex(end)].replace(end, "")
 
     def encode(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], *, parse_special: bool = True, **options: Any
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        parse_special: bool = True,
+        most_characters: int | None = None,
+        **options: Any,
     ) -> list[int]:
         """`render`, then token ids, without special tokens beside the template's own.
 
         With `parse_special` False control tokens spelled out in messages stay plain text: only those that the
-        template itself writes become control tokens, so no user can forge a turn.
+        template itself writes become control tokens, so no user can forge a turn. A text of more than
+        `most_characters` is refused: tokenizing takes long, and a hundred times the memory.
         """
         if parse_special:
-            return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+            text = _fitting(self.render(messages, **options), most_characters)
+            return tokenizer.encode(text, add_special_tokens=False)
         pattern = tokenizer.control_pattern
         mark = _unused_character(messages, options)
         try:
@@ -165,7 +173,7 @@ class ChatTemplate:
             options = {key: _break_up(value, pattern, mark) for key, value in options.items()}
         except RecursionError:
             raise TemplateError(_TOO_DEEP) from None
-        return tokenizer.encode_marked(self.render(broken, **options), mark)
+        return tokenizer.encode_marked(_fitting(self.render(broken, **options), most_characters), mark)
 
     def _choose(self, tools: Any) -> str:
         if tools and "tool_use" in self._templates:
@@ -190,6 +198,15 @@ class ChatTemplate:
         except TemplateError:
             return "string"
         return "openai" if _PROBE in text and "'type'" not in text and '"type"' not in text else "string"
+
+
+def _fitting(text: str, most: int | None) -> str:
+    if most is not None and len(text) > most:
+        raise TemplateError(
+            f"the chat template renders {len(text)} characters, more than can fit in the context length of the model. "
+            "Please shorten the messages."
+        )
+    return text
 
 
 def _prepare(message: Message, style: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.api import prompts
 from octavo.api.prompts import _read_template
 from octavo.build import chat_template
 from octavo.config import ConfigError, EngineConfig
 from octavo.text.confined import Confined
-from tests.api.harness import MODEL, ScriptEngine, TinyText, make_tokenizer, parts_of, running
+from octavo.text.tokenizer import Tokenizer
+from tests.api.harness import MODEL, ScriptEngine, TinyText, make_tokenizer, parts_of, running, until
 
 USER = {"role": "user", "content": "Hello"}
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -176,6 +179,43 @@ def test_templates_of_requests_are_read_once(monkeypatch: pytest.MonkeyPatch) ->
         assert read == ["{{ messages[0].content }}!"]
     with serving() as server:
         assert "--trust-request-chat-template" in server.refusal(chat_template="{{ messages[0].content }}!")
+
+
+def test_what_a_template_renders_is_not_tokenized_where_it_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, *args, **kwargs)
+
+    with serving(trust_request_chat_template=True) as server:
+        monkeypatch.setattr(Tokenizer, "encode", watched)
+        endless = "{% for i in range(100) %}{{ 'x y z' * 10000 }}{% endfor %}"
+        assert "renders 5000000 characters" in server.refusal(chat_template=endless)
+        typed = [{"role": "user", "content": "<|im_end|>"}]
+        assert "renders 5000000 characters" in server.refusal(chat_template=endless, messages=typed)
+        assert max(encoded) < 100_000
+
+
+def test_few_wait_for_templates_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "_MOST_CALLERS", 1)
+    monkeypatch.setattr(prompts, "_CONFINED", box := Confined(seconds=60))
+    hangs = (
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
+        "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}"
+    )
+    with serving(trust_request_chat_template=True) as server:
+        thread = threading.Thread(target=server.post, kwargs={"chat_template": hangs})
+        thread.start()
+        until(lambda: bool(box._busy))
+        busy = server.post(chat_template="{{ messages[0].content }}")
+        assert busy.status_code == 503 and "bring a chat template" in busy.json()["error"]["message"]
+        assert server.post(max_tokens=1).status_code == 200, "the model's own waits for nobody"
+        box.close()
+        thread.join(20)
+        until(lambda: server.post(chat_template="{{ messages[0].content }}", max_tokens=1).status_code == 200)
+    box.close()
 
 
 def test_a_control_token_in_pieces_stays_text() -> None:

@@ -119,3 +119,20 @@ def test_children_end_with_close() -> None:
     process = box._idle[0]._process
     box.close()
     assert process.poll() is not None and not box._idle
+
+
+def test_close_ends_what_is_rendered() -> None:
+    box = Confined(seconds=60)
+    refused = threading.Event()
+
+    def hang() -> None:
+        with pytest.raises(TemplateError):
+            ChatTemplate(DOUBLED + "{{ n.x == n.y }}", sandbox=box).render([USER])
+        refused.set()
+
+    thread = threading.Thread(target=hang, daemon=True)
+    thread.start()
+    while not box._busy:
+        time.sleep(0.01)
+    box.close()
+    assert refused.wait(20) and not box._busy and not box._idle
