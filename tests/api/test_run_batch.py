@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.server
 import json
 import os
+import re
 import signal
 import socketserver
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from base64 import b64encode
@@ -25,6 +29,7 @@ from openai.types.chat import ChatCompletion
 from octavo.api import app
 from octavo.api.batch import run, transfer
 from octavo.api.batch.answers import BatchError, Failure, answers_at, batch_name
+from octavo.api.batch.lines import whole
 from octavo.api.batch.run import STREAMED, Batch, run_batch
 from octavo.api.cli import main
 from octavo.client import Process
@@ -97,6 +102,31 @@ def test_lines_may_ask_whatever_takes_a_body() -> None:
     assert set(STREAMED) == {o.path for o in app.ROUTES if o.method == "POST" and o.body is not None}
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= set(STREAMED)
     assert STREAMED["/v1/completions"] and not STREAMED["/tokenize"]
+
+
+def test_routes_of_other_apis_answer_with_one_object(tmp_path: Path) -> None:
+    """Ollama's streams unless told otherwise; TGI has one that always does."""
+    chat = {"model": MODEL, "messages": CHAT["messages"], "options": {"temperature": 0}}
+    lines = [line("ollama", "/api/chat", chat), line("tgi", "/generate_stream", {"inputs": "a"}), line("octavo")]
+    engine = ScriptEngine(pause=0.002)
+    ollama, tgi, octavo = answered(tmp_path, lines, engine)
+    assert ollama["response"]["status_code"] == 200 and ollama["response"]["body"]["message"]["content"] == SAID
+    assert tgi["response"] is None and tgi["error"]["code"] == "stream_not_supported"
+    assert octavo["response"]["status_code"] == 200 and not engine.live
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        (b"{}", b'{"stream":false}'),
+        (b' { "a" : 1 } ', b'{"stream":false,"a" : 1 }'),
+        (b'{"stream": false}', b'{"stream": false}'),
+        (b'{"stream": null}', b'{"stream": null}'),
+        (b"[1]", b"[1]"),
+    ],
+)
+def test_streams_are_switched_off_where_nothing_is_said(body: bytes, sent: bytes) -> None:
+    assert whole(body) == sent
 
 
 BAD = [
@@ -298,6 +328,25 @@ def lines_in(path: Path) -> int:
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     _, said = process.communicate(timeout=60)
     return process.returncode, said
+
+
+def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
+    lines = [line(str(i), body={**CHAT_TEXT, "max_tokens": 20}) for i in range(12)] + [line("bad", method="GET")]
+    source = write(tmp_path / "in.jsonl", lines)
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    command = [sys.executable, "-c", SCRIPTED, "-i", str(source), "-o", str(tmp_path / "o"), "--max-num-seqs", "2"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other side is closed
+        while data := os.read(ours, 4096):
+            shown += data
+    os.close(ours)
+    assert process.wait(60) == 0
+    *bars, summary = [text for text in shown.decode().replace("\r", "\n").split("\n") if text.strip()]
+    assert "13 lines: 12 answered, 1 failed;" in summary
+    assert re.search(r"100%.*13/13 .*, 1 failed, \d+ tokens/s\]", bars[-1]), bars
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
