@@ -160,7 +160,7 @@ def _line(name: str, value: float | None) -> list[str]:
     """One line; none for what is not known."""
     if value is None:
         return []
-    return [f"{name:<40} {value:<10}" if isinstance(value, int) else f"{name:<40} {value:<10.2f}"]
+    return [f"{name:<40} {value if isinstance(value, int) else format(value, '.2f')}"]
 
 
 def _failures(outcomes: Sequence[Outcome]) -> list[str]:
