@@ -19,6 +19,8 @@ from octavo.text.tokenizer import Tokenizer, TokenizerError
 Count = Callable[[str], int]
 """Tokens of a text with those that a prompt gets before and after it."""
 _SECONDS = 60.0
+_NAMES_OF_A_TEXT = ("prompt", "content", "inputs")
+"""For /tokenize of vLLM and Octavo, of llama.cpp, and of TGI: each takes its own and lets the others be."""
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Benchmarks do not go through proxies; the client does neither."""
 
@@ -50,8 +52,8 @@ def read_tokenizer(name: str) -> Tokenizer:
 
 
 def _served(target: Target, text: str) -> int:
-    body: dict[str, Any] = {"inputs": text} if target.kind == "tgi" else {"prompt": text, "content": text}
-    if target.model is not None and target.kind != "tgi":
+    body = {name: text for name in _NAMES_OF_A_TEXT}
+    if target.model is not None:
         body["model"] = target.model
     try:
         answer = fetch(target, "/tokenize", body)

@@ -143,6 +143,16 @@ def test_conversations_send_their_history(backend: str, tmp_path: Path) -> None:
         assert [len(prompt) for prompt in sorted(earlier, key=len)] == [9, 9 + 10 + 9, 9 + 10 + 9 + 10 + 9]
 
 
+def test_the_backend_tgi(tmp_path: Path) -> None:
+    flags = ("--num-prompts", "3", "--random-input-len", "10", "--random-output-len", "5", "--backend", "tgi")
+    with benching() as bench:
+        assert bench(*flags, "--save-result", "--save-detailed", "--result-dir", str(tmp_path)) == 0
+    result = result_of(tmp_path)
+    assert (result["backend"], result["model_id"], result["completed"]) == ("tgi", MODEL, 3)
+    assert result["input_lens"] == [10] * 3 and result["output_lens"] == [5] * 3
+    assert {text.rstrip("\ufffd") for text in result["generated_texts"]} == {"Alpha beta, DEF gamma "}
+
+
 def test_starts_are_those_of_conversations() -> None:
     options = ServeOptions(request_rate=2.0, seed=1)
     starts = starts_of(options, [Ask("a", 1), Ask("b", 1, after=0), Ask("c", 1), Ask("d", 1, after=2)])
