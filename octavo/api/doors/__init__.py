@@ -3,7 +3,8 @@ and of what is generated to what the API's own clients read. Requests take the s
 
 from __future__ import annotations
 
+from octavo.api.doors import anthropic, responses
 from octavo.api.openapi import Operation
 
-DOORS: tuple[Operation, ...] = ()
+DOORS: tuple[Operation, ...] = (*responses.OPERATIONS, *anthropic.OPERATIONS)
 """Their routes."""
