@@ -38,12 +38,12 @@ class Writer:
     rng: random.Random
     count: Count
     _overhead: int = field(default=0, init=False)
-    """Tokens beside those of the words, as the last text had them."""
+    """Tokens beside those of the words, as the last text without a head had them."""
 
     def text(self, length: int, head: str = "", head_length: int = 0) -> Ask:
         """`head` (of `head_length` tokens) and random words, together of `length` tokens; with a tokenizer that cannot
         make that length, of nearly as many. Returned as an `Ask` of no answer."""
-        words = self._words(max(length - head_length - self._overhead, 1))
+        words = self._words(max(length - head_length - (0 if head else self._overhead), 1))
         best: tuple[int, str, int] | None = None
         each = 1.0  # tokens of a word
         for _ in range(_TRIES):
