@@ -161,7 +161,7 @@ class _Plots:
         ]
 
     def distribution(self, metric: str) -> list[tuple[str, Markup]]:
-        """Plots of one latency, one for each load; all of them in the same unit, and logarithmic or none."""
+        """Plots of one latency, one for each load; all of them in the same unit."""
         found = {
             level: [
                 (series, [value for turn in complete(self._results, name, level) for value in values_of(turn, metric)])
@@ -173,9 +173,6 @@ class _Plots:
         if not every:
             return []
         unit, scale = ("s", 1000.0) if max(every) > 5000 else ("ms", 1.0)
-        logarithmic = any(
-            charts.spans_decades(value for _, values in curves for value in values) for curves in found.values()
-        )
         name = metric.removesuffix("l").upper() if metric == "e2el" else metric.upper()
         return [
             (
@@ -185,7 +182,7 @@ class _Plots:
                         f"{metric} distribution",
                         [(series, [value / scale for value in values]) for series, values in curves],
                         f"{name}, {unit}",
-                        logarithmic,
+                        charts.spans_decades(value for _, values in curves for value in values),
                     )
                 ),
             )

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -150,17 +150,21 @@ class Started:
         return self.process.poll()
 
     def stop(self) -> None:
-        """End it with all its processes; those that do not end in time are killed."""
+        """End it, and then what is left of its processes; those that do not end in time are killed."""
         family = self._family()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
         try:
-            _, alive = psutil.wait_procs(family, _PATIENCE)
-        except KeyboardInterrupt:  # the user does not want to wait
-            _kill(family)
-            raise
-        _kill(alive)
-        self.process.wait()
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_PATIENCE)
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+            psutil.wait_procs(family, _PATIENCE)
+        finally:  # also when the user does not want to wait
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            self.process.wait()
 
     def _family(self) -> list[psutil.Process]:
         """The process, what it started, and what these started and left behind in their session."""
@@ -170,12 +174,6 @@ class Started:
                 if os.getsid(process.pid) == self.process.pid:
                     found[process.pid] = process
         return list(found.values())
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
 
 
 def start(command: str, log: Path) -> tuple[Started, int]:

@@ -138,7 +138,7 @@ def _than(best: Results, other: Results) -> str:
     one, two = best["output_tok_s"], other["output_tok_s"]
     if one["min"] <= two["max"]:
         return f"not told apart from {other['server']} ({two['median']:,.1f}) by these rounds"
-    doubt = ", of one round only" if min(best["rounds"], other["rounds"]) < 2 else ""
+    doubt = " (one round only)" if min(best["rounds"], other["rounds"]) < 2 else ""
     return f"{one['median'] / two['median']:.2f} times {other['server']}'s {two['median']:,.1f}{doubt}"
 
 
