@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from octavo.api import answers, chat, completions, models, openapi, schemas, system, tokenize
-from octavo.api.dialect import OPENAI, refusal, speaking
-from octavo.api.doors import DOORS
+from octavo.api.dialect import OPENAI, Dialect, refusal, speaking
+from octavo.api.doors import ABSENT, DOORS
 from octavo.api.errors import ApiError
 from octavo.api.frontend import Service
 from octavo.api.http_metrics import Measured
@@ -75,7 +75,6 @@ ROUTES: tuple[Operation, ...] = (
     ),
     *DOORS,
 )
-_DIALECTS = {operation.path: operation.dialect for operation in ROUTES}
 _DESCRIPTIONS = (("/openapi.json", openapi.openapi), ("/docs", openapi.docs))
 
 
@@ -154,7 +153,14 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
 
 def _refusal(scope: Scope, error: ApiError) -> Response:
     """The answer to what no route answers, in the dialect of its path."""
-    return refusal(error, _DIALECTS.get(route_path(scope), OPENAI))
+    return refusal(error, _dialect_at(scope["method"], route_path(scope)))
+
+
+def _dialect_at(method: str, path: str) -> Dialect:
+    here = {operation.method: operation.dialect for operation in ROUTES if operation.path == path}
+    if here:
+        return here.get(method, next(iter(here.values())))
+    return next((dialect for start, dialect, _ in ABSENT if path.startswith(start)), OPENAI)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -165,9 +171,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
+    path = route_path(request.scope)
     known = ", ".join(sorted({operation.path for operation in ROUTES}))
+    why = next((f" {why}" for start, _, why in ABSENT if path.startswith(start)), "")
     texts = {
-        404: f"There is nothing at {request.url.path[:200]}. Paths here: {known}.",
+        404: f"There is nothing at {request.url.path[:200]}. Paths here: {known}.{why}",
         405: f"{request.method[:20]} is not allowed at {request.url.path[:200]}: use {headers.get('Allow')}.",
     }
     problem = ApiError(error.status_code, texts.get(error.status_code, str(error.detail)), headers=headers)

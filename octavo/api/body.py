@@ -21,8 +21,8 @@ MAX_DEPTH = 128
 """Levels of objects and lists in a body: what walks through it later may do so by calling itself."""
 
 
-async def parse(request: Request, schema: type[_B], limit: int) -> _B:
-    """The body of `request` as `schema`.
+async def parse(request: Request, schema: type[_B], limit: int, any_type: bool = False) -> _B:
+    """The body of `request` as `schema`. `any_type`: it may be announced as something other than JSON.
 
     Raises:
         ApiError: 413 over `limit` bytes (found while reading), 408 where the rest does not come, 400 for anything else
@@ -30,7 +30,7 @@ async def parse(request: Request, schema: type[_B], limit: int) -> _B:
         pydantic.ValidationError: the JSON does not fit the schema.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if kind != "application/json" and not kind.endswith("+json") and not any_type:
         raise bad_request(f"The body must be JSON: send `Content-Type: application/json` (got {kind[:100]!r}).")
     raw = await _read(request, limit)
     data = await asyncio.to_thread(decode, raw) if len(raw) > _LARGE else decode(raw)

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 import octavo
-from octavo.api.answers import Answer
 from octavo.api.dialect import OPENAI, Dialect
 from octavo.api.middleware import OPEN_PATHS
 from octavo.api.models import json_response
@@ -54,7 +53,7 @@ class Operation(NamedTuple):
     answer: type[BaseModel] | str
     """Of status 200; text is the media type of something other than JSON."""
     body: type[Body] | None = None
-    event: type[Answer] | None = None
+    event: type[BaseModel] | None = None
     """What each event holds, where the answer can be streamed."""
     errors: tuple[int, ...] = ()
     """Beside 401 of a server with API keys."""
