@@ -19,6 +19,8 @@ MAX_CHOICES = 16384
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_JSON_DEPTH = 64
+MAX_PATTERN = 1024
+"""Tokens of a repeated pattern; each size that may be one is looked at after every token."""
 MOST_FACTOR = 1e20
 """Logits stay finite numbers of 32 bits when they are multiplied or divided by this, or it is added to them."""
 GREEDY_BELOW = 1e-5
@@ -105,6 +107,12 @@ class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True
         _whole("min_pattern_size", self.min_pattern_size, least=1)
         _whole("max_pattern_size", self.max_pattern_size, least=self.min_pattern_size)
         _whole("min_count", self.min_count, least=2)
+        if self.max_pattern_size > MAX_PATTERN:
+            raise ParameterError(
+                f"max_pattern_size must be at most {MAX_PATTERN}, got {self.max_pattern_size}.",
+                "repetition_detection",
+                self.max_pattern_size,
+            )
 
 
 class _Keywords(msgspec.StructMeta):

@@ -177,7 +177,7 @@ class StreamOptions(Nested):
 class RepetitionDetection(Nested):
     """Ends a choice (finish reason "repetition") whose last tokens are copies of one pattern."""
 
-    max_pattern_size: Annotated[int | None, about("Most tokens of the pattern.", minimum=1)] = None
+    max_pattern_size: Annotated[int | None, about("Most tokens of the pattern.", minimum=1, maximum=1024)] = None
     min_pattern_size: Annotated[int | None, about("Fewest tokens of the pattern. Default: 1.", minimum=1)] = None
     min_count: Annotated[int | None, about("How many copies there must be. Default: 2.", minimum=2)] = None
 

@@ -142,7 +142,8 @@ def _repeats(seq: Sequence) -> bool:
     rule = seq.request.sampling.repetition_detection
     assert rule is not None
     if not seq.repeats:
-        seq.repeats = [0] * (rule.max_pattern_size - rule.min_pattern_size + 1)
+        most = min(rule.max_pattern_size, (seq.goal - seq.prompt) // rule.min_count)  # longer ones cannot come so often
+        seq.repeats = [0] * (most - rule.min_pattern_size + 1)
     last = len(seq.tokens) - 1
     found = False
     for i, run in enumerate(seq.repeats):

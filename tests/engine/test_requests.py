@@ -70,6 +70,16 @@ def test_repetition_ends_a_sequence() -> None:
     assert end_of(says(7, 7, 7, 7, 7, 7, 7), wanted)[0] == [7] * 6, "two copies of 7 are a pattern of size 2"
 
 
+def test_patterns_that_cannot_repeat_in_the_output_are_not_looked_for() -> None:
+    for size, longest in ((1, 10), (9, 2), (11, 0)):
+        rule = RepetitionDetectionParams(max_pattern_size=1000, min_pattern_size=size, min_count=2)
+        engine = engine_of()
+        engine.add(request("a", [1], 20, repetition_detection=rule))
+        engine.step()
+        (seq,) = engine.scheduler.roster.running
+        assert len(seq.repeats) == longest
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_scoring_without_output(chunk: int, depth: int) -> None:

@@ -209,6 +209,8 @@ def test_beam_search_and_repetition() -> None:
         RepetitionDetectionParams(max_pattern_size=3, min_count=1)
     with pytest.raises(ParameterError, match="max_pattern_size must be at least 4"):
         RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=4)
+    with pytest.raises(ParameterError, match="max_pattern_size must be at most 1024"):
+        RepetitionDetectionParams(max_pattern_size=1025)
 
 
 @given(
