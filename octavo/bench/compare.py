@@ -441,6 +441,7 @@ class Comparison:
                 "peak_private": watch.peak("private"),
                 "proportional": servers.proportional(entrant.pid),
                 "peak_gpu": watch.peak("gpu"),
+                "peak_gpu_of_all": watch.peak("gpu_of_all"),
                 "processes": watch.peak("processes"),
             },
             "cores": cores,

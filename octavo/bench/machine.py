@@ -156,13 +156,12 @@ class Gpus:
         return found
 
     def used_by(self, pids: Iterable[int]) -> int | None:
-        """Bytes that processes have on all GPUs; None where the driver does not tell, or there is no GPU."""
+        """Bytes that processes have on all GPUs; None where they have none, or the driver does not tell whose they are:
+        it knows the processes of a container by other numbers."""
         wanted = set(pids)
-        used = 0
-        for gpu in self._all():
-            for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu):
-                if process.pid in wanted:
-                    if process.usedGpuMemory is None:
-                        return None
-                    used += int(process.usedGpuMemory)
-        return used if self._nvml is not None else None
+        running = (p for gpu in self._all() for p in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+        return sum(p.usedGpuMemory or 0 for p in running if p.pid in wanted) or None
+
+    def used(self) -> int | None:
+        """Bytes that anybody has on all GPUs; None where there is no GPU."""
+        return sum(gpu["used"] for gpu in self.devices()) or None

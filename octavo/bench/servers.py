@@ -288,6 +288,9 @@ class Usage:
     """Since they started, those included that have ended."""
     processes: int
     gpu: int | None = None
+    """On all GPUs."""
+    gpu_of_all: int | None = None
+    """What all programs together have on all GPUs."""
 
 
 def usage(pid: int | None, gpus: Gpus | None = None) -> Usage | None:
@@ -305,8 +308,10 @@ def usage(pid: int | None, gpus: Gpus | None = None) -> Usage | None:
             seen += 1
     if not seen:
         return None
-    gpu = gpus.used_by(process.pid for process in processes) if gpus is not None else None
-    return Usage(resident, private, seconds, seen, gpu)
+    if gpus is None:
+        return Usage(resident, private, seconds, seen)
+    gpu = gpus.used_by(process.pid for process in processes)
+    return Usage(resident, private, seconds, seen, gpu, gpus.used())
 
 
 def proportional(pid: int | None) -> int | None:

@@ -91,7 +91,7 @@ def _row(server: str, concurrency: int, turns: Sequence[Results]) -> dict[str, A
         "events": sum(request["events"] for request in done),
         "memory_peak": _largest(turn["memory"]["peak_resident"] for turn in turns),
         "memory_proportional": _largest(turn["memory"]["proportional"] for turn in turns),
-        "gpu_peak": _largest(turn["memory"]["peak_gpu"] for turn in turns),
+        "gpu_peak": _largest(turn["memory"]["peak_gpu"] or turn["memory"]["peak_gpu_of_all"] for turn in turns),
         "cores": _mean(turn["cores"]["server"] for turn in turns),
         "client_cores": _mean(turn["cores"]["client"] for turn in turns),
     }
@@ -226,6 +226,7 @@ def warnings(results: Results) -> list[str]:
         *_of_runs(results),
         *_of_answers(results),
         *_of_tokens(results),
+        *_of_gpus(results),
         *_of_spread(results),
         *_of_noise(results),
         *_of_client(results),
@@ -279,6 +280,19 @@ def _of_tokens(results: Results) -> Iterator[str]:
                 f"{name} sends {tokens / events:.1f} tokens per event: its ITL is the time between events, "
                 "TPOT the time per token."
             )
+
+
+def _of_gpus(results: Results) -> Iterator[str]:
+    shared = {
+        turn["server"]: None
+        for turn in results["turns"]
+        if turn["memory"]["peak_gpu_of_all"] and not turn["memory"]["peak_gpu"]
+    }
+    if shared:
+        yield (
+            f"GPU memory of {', '.join(shared)} is that of all programs: the driver does not tell which of it these "
+            "servers have, or they have none."
+        )
 
 
 def _of_spread(results: Results) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from octavo.bench import charts, report, verdict
+from octavo.bench.machine import Gpus
 from octavo.bench.servers import without_secrets
 
 
@@ -30,7 +33,13 @@ def turn(server: str, round: int, speed: float, requests: list[dict[str, Any]] |
         "problem": None,
         "before": {"load_average": 0.1, "busy_cores": 0.0, "probe_ms": 20.0},
         "figures": {**figures, "failed": failed},
-        "memory": {"peak_resident": 2**30, "peak_private": 2**29, "proportional": None, "peak_gpu": None},
+        "memory": {
+            "peak_resident": 2**30,
+            "peak_private": 2**29,
+            "proportional": None,
+            "peak_gpu": None,
+            "peak_gpu_of_all": None,
+        },
         "cores": {"server": 1.5, "client": 0.1, "others": 0.0, "stolen": 0.0, "idle_servers": {}},
         "samples": [],
         "requests": requests,
@@ -193,6 +202,10 @@ def test_quiet_and_equal_runs_give_no_warnings() -> None:
         ({"requests": [request(tokens=10, prompt_tokens=30)]}, "prompt tokens per request differ (a 25.0, b 20.0)"),
         ({"requests": [request(events=2)]}, "a sends 1.7 tokens per event"),
         ({"requests": [request(text="No!")]}, "agree now and then"),
+        (
+            {"memory": {**turn("a", 1, 1)["memory"], "peak_gpu_of_all": 5 * 2**30}},
+            "GPU memory of a is that of all programs",
+        ),
     ],
 )
 def test_what_speaks_against_the_figures_is_said(fields: dict[str, Any], words: str) -> None:
@@ -212,6 +225,44 @@ def test_failures_come_first_and_notes_last() -> None:
     assert warnings[1] == "b was ended by signal 9 (in round 1); its later turns were left out."
     assert warnings[2] == "a, 4 at a time, round 1: 1 of 2 requests failed: HTTP 503: full"
     assert warnings[-2].startswith("One round only") and warnings[-1] == "by the way"
+
+
+# -- GPUs
+
+
+class Driver(ModuleType):
+    """What pynvml would tell of two GPUs on which processes 7 and 8 run."""
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, gpu: int) -> str | bytes:
+        return ("Card", b"Older card")[gpu]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(total=100, used=(30, 50)[gpu])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[SimpleNamespace]:
+        found = [SimpleNamespace(pid=7, usedGpuMemory=10), SimpleNamespace(pid=8, usedGpuMemory=20)]
+        return found[: gpu + 1]
+
+
+def test_gpu_memory_is_that_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Driver("pynvml"))
+    gpus = Gpus()
+    assert [gpu["name"] for gpu in gpus.devices()] == ["Card", "Older card"]
+    assert gpus.used_by([7, 99]) == 20 and gpus.used_by([7, 8]) == 40 and gpus.used() == 80
+    assert gpus.used_by([99]) is None, "processes of a container have other numbers; nobody knows"
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Gpus().devices() == [] and Gpus().used_by([1]) is None and Gpus().used() is None
 
 
 # -- how it is shown
