@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from octavo.api.body import decode
+from octavo.api.callers_templates import CallersTemplates
 from octavo.api.frontend import Frontend, make_frontend
 from octavo.api.messages import checked_messages
 from octavo.api.prompts import encode_chat
@@ -123,7 +124,7 @@ def front_of(tokenizer: Tokenizer, source: str | None) -> Frontend:
     template = ChatTemplate.of(tokenizer, source)
     factory = RequestFactory(tokenizer, template, CONTEXT, tokenizer.vocab_size)
     engine: Any = None
-    return make_frontend(engine, tokenizer, template, factory, info, EngineConfig(model="m"))
+    return make_frontend(engine, tokenizer, template, factory, info, EngineConfig(model="m"), CallersTemplates())
 
 
 def history(front: Frontend, tokens: int, messages: int, draw: random.Random) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from octavo.api.callers_templates import CallersTemplates
 from octavo.api.errors import OVERLOADED, ApiError, model_not_found, unavailable
 from octavo.api.logs import StatsLog, request_log
 from octavo.api.metrics import Metrics
@@ -44,6 +45,7 @@ class Frontend:
     config: EngineConfig
     served: tuple[str, ...]
     """Names clients may use, the reported one first."""
+    callers: CallersTemplates
 
     def check_model(self, name: str | None) -> str:
         """The name to report; a request without a name means the first one.
@@ -74,6 +76,7 @@ class Service:
         self._frontend: Frontend | None = None
         self._loading: AsyncEngine | None = None
         self._reason = "The model is loading; try again in a moment."
+        self.callers = CallersTemplates()
         self.metrics = Metrics(config)
         tracer = tracer_of(config)
         self.listeners: list[Listener] = [] if tracer is None else [tracer]
@@ -173,6 +176,7 @@ def make_frontend(
     factory: RequestFactory,
     info: ModelInfo,
     config: EngineConfig,
+    callers: CallersTemplates,
 ) -> Frontend:
     """The front end of a model whose engine is ready."""
     served = config.served_model_name or (config.model,)
@@ -184,4 +188,5 @@ def make_frontend(
         info=info,
         config=config,
         served=served,
+        callers=callers,
     )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from octavo.api.errors import bad_request, unavailable
+from octavo.api.errors import bad_request
 from octavo.api.frontend import Frontend
 from octavo.api.schemas import ChatBody, TokenizeBody
-from octavo.text.confined import WORKERS, Confined
 from octavo.text.template import PARAMETERS, ChatTemplate, joined_parts, texts_in
 
 _P = ParamSpec("_P")
@@ -19,14 +17,6 @@ _R = TypeVar("_R")
 
 _LARGE = 20_000
 """Inputs of more characters than this are worked on beside the event loop."""
-_TEMPLATES = 16
-"""Templates of callers that are kept ready: reading one takes longer than using it."""
-_CONFINED = Confined()
-_CALLERS_THREADS = ThreadPoolExecutor(WORKERS, "callers' templates")
-"""Where those who bring a template wait for it, and for each other."""
-_MOST_CALLERS = 4 * WORKERS
-"""How many may be there; a template that does not end takes its worker for `SECONDS`."""
-_callers = 0
 
 
 async def beside(size: int, function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -75,29 +65,8 @@ async def _with_template(
     own = body.chat_template
     if own is not None:  # reading it may take long, and what it does may, however short it is
         waiting = partial(work, front, own, messages, options, texts)
-        return await _confined(waiting)
+        return await front.callers.use(waiting)
     return await beside(characters, work, front, own, messages, options, texts)
-
-
-async def _confined(work: Callable[[], _R]) -> _R:
-    """`work`, which uses a template of a caller.
-
-    Raises:
-        ApiError: 503 where too many wait already.
-    """
-    global _callers
-    if _callers >= _MOST_CALLERS:
-        raise unavailable(f"{_callers} requests that bring a chat template are being prepared; try again later.")
-    _callers += 1
-    try:
-        return await asyncio.get_running_loop().run_in_executor(_CALLERS_THREADS, work)
-    finally:
-        _callers -= 1
-
-
-def close() -> None:
-    """End the processes that render templates of callers; the program need not wait for them."""
-    _CONFINED.close()
 
 
 def _encode(
@@ -142,12 +111,8 @@ def _template(front: Frontend, own: str | None) -> ChatTemplate:
             "--trust-request-chat-template.",
             "chat_template",
         )
-    return _read_template(own, tuple(front.tokenizer.special_tokens.items()), front.config.chat_template_content_format)
-
-
-@lru_cache(_TEMPLATES)
-def _read_template(source: str, special_tokens: tuple[tuple[str, str], ...], content_format: str) -> ChatTemplate:
-    return ChatTemplate(source, dict(special_tokens), content_format, _CONFINED)
+    tokens = tuple(front.tokenizer.special_tokens.items())
+    return front.callers.read(own, tokens, front.config.chat_template_content_format)
 
 
 def _options(front: Frontend, body: ChatBody | TokenizeBody) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from typing import NamedTuple, Protocol
 import uvicorn
 
 import octavo
-from octavo.api import prompts
 from octavo.api.app import create_app
 from octavo.api.connections import Connection, allow_many_files, quiet_when_full
 from octavo.api.frontend import Service, make_frontend
@@ -176,7 +175,7 @@ async def load(service: Service, engine: AsyncEngine, read: Callable[[EngineConf
         known = isinstance(error, (EngineUnavailable, ValueError, OSError))
         logger.log(logging.DEBUG if known else logging.ERROR, "cannot load the model", exc_info=error)
         raise CannotServe(str(error) if known else f"{type(error).__name__}: {error}") from None
-    service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config))
+    service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config, service.callers))
     return info
 
 
@@ -254,6 +253,7 @@ class Server:
             self._service.close("The server is shutting down.")
             self._http.should_exit = True
             await self._drain(engine, serving)
+            self._service.callers.close()
 
     async def _watch(self, engine: AsyncEngine, stopped: asyncio.Task[bool], serving: asyncio.Task[None]) -> None:
         while not stopped.done():
@@ -301,8 +301,6 @@ def serve(config: EngineConfig, parts: Parts) -> int:
     except CannotServe as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
-    finally:
-        prompts.close()
     return 0
 
 

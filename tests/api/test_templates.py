@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.api import prompts
-from octavo.api.prompts import _read_template
+from octavo.api import callers_templates
 from octavo.build import chat_template
 from octavo.config import ConfigError, EngineConfig
 from octavo.text.confined import Confined
@@ -163,7 +162,6 @@ def test_the_end_of_a_prompt() -> None:
 
 
 def test_templates_of_requests_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    _read_template.cache_clear()
     read: list[str] = []
     read_one = Confined.read
 
@@ -199,8 +197,9 @@ def test_what_a_template_renders_is_not_tokenized_where_it_cannot_fit(monkeypatc
 
 
 def test_few_wait_for_templates_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_MOST_CALLERS", 1)
-    monkeypatch.setattr(prompts, "_CONFINED", box := Confined(seconds=60))
+    box = Confined(seconds=60)
+    monkeypatch.setattr(callers_templates, "Confined", lambda: box)
+    monkeypatch.setattr(callers_templates, "MOST", 1)
     hangs = (
         "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
         "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}"

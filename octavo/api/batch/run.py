@@ -241,6 +241,7 @@ async def _answered(
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             await engine.close()
+            service.callers.close()
             numbers.prompt_tokens = service.metrics.requests.prompt_tokens
             numbers.generated_tokens = service.metrics.requests.generated_tokens
 
