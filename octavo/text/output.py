@@ -35,11 +35,9 @@ class Piece:
 class _Choice:
     """The text state of one choice."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        sampling = request.sampling
-        stop = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop or []
-        self.detokenizer = Detokenizer(tokenizer, request.prompt, sampling.skip_special_tokens)
-        self.stops = StopStrings(stop, sampling.include_stop_str_in_output)
+    def __init__(self, request: Request, tokenizer: Tokenizer, stops: StopStrings) -> None:
+        self.detokenizer = Detokenizer(tokenizer, request.prompt, request.sampling.skip_special_tokens)
+        self.stops = stops
         self.count = 0
         """Tokens taken."""
         self.ended = False
@@ -54,8 +52,11 @@ class RequestOutputBuilder:
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        stop = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop or []
+        stops = StopStrings(stop, sampling.include_stop_str_in_output)
         self._request = request
-        self._choices = [_Choice(request, tokenizer) for _ in range(request.n)]
+        self._choices = [_Choice(request, tokenizer, stops.fresh()) for _ in range(request.n)]
 
     def push(self, delta: Delta) -> Piece:
         """The piece `delta` makes; an empty one for a choice that has ended and for tokens already seen."""

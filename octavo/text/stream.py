@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Sequence
 
 from octavo.text.tokenizer import Tokenizer
@@ -110,12 +111,21 @@ class StopStrings:
         if not all(strings):
             raise ValueError("a stop string cannot be empty")
         self._strings = list(dict.fromkeys(strings))
-        self._borders = [_borders(string) for string in self._strings]
+        self._borders = [[0] for _ in self._strings]
+        """Per string, for each prefix that was needed so far: the length of its longest proper prefix that is also its
+        suffix."""
         self._matched = [0] * len(self._strings)
         """Per string how many of its characters the text now ends with."""
         self._include = include
         self._held = ""
         self._found = False
+
+    def fresh(self) -> StopStrings:
+        """The same for another text; what is known of the strings is shared."""
+        other = copy.copy(self)
+        other._matched = [0] * len(self._strings)
+        other._held, other._found = "", False
+        return other
 
     def push(self, text: str, match: bool = True) -> tuple[str, str | None]:
         """(text that is certain to be before any stop string, the stop string that was found).
@@ -151,25 +161,23 @@ class StopStrings:
         for i, string in enumerate(self._strings):
             count = self._matched[i]
             while count and string[count] != character:
-                count = self._borders[i][count - 1]
+                count = self._border(i, count)
             if string[count] == character:
                 count += 1
             if count == len(string):
                 if complete is None or len(string) > len(complete):
                     complete = string
-                count = self._borders[i][-1]
+                count = self._border(i, count)
             self._matched[i] = count
         return complete
 
-
-def _borders(string: str) -> list[int]:
-    """Per prefix the length of its longest proper prefix that is also its suffix."""
-    borders = [0] * len(string)
-    count = 0
-    for i in range(1, len(string)):
-        while count and string[i] != string[count]:
-            count = borders[count - 1]
-        if string[i] == string[count]:
-            count += 1
-        borders[i] = count
-    return borders
+    def _border(self, i: int, count: int) -> int:
+        """Of the first `count` characters of string i. Looked for when it is needed: so a string costs no more than the
+        text that is compared with it, however long it is."""
+        string, borders = self._strings[i], self._borders[i]
+        while len(borders) < count:
+            at, border = len(borders), borders[-1]
+            while border and string[at] != string[border]:
+                border = borders[border - 1]
+            borders.append(border + (string[at] == string[border]))
+        return borders[count - 1]

@@ -165,6 +165,23 @@ def test_long_stop_strings_are_cheap() -> None:
     assert held == "" and stops.push("c") == ("a" * 15_000 + "c", None)
 
 
+def test_long_stop_strings_cost_no_more_than_the_text() -> None:
+    stops = [StopStrings(["ab" * 500_000 + str(i) for i in range(64)])]
+    stops += [stops[0].fresh() for _ in range(1000)]
+    for one in stops:
+        assert one.push("x" + "ab" * 50 + "b") == ("x" + "ab" * 50 + "b", None)
+    assert sum(map(len, stops[0]._borders)) <= 64 * 102
+    assert all(one._borders is stops[0]._borders for one in stops)
+
+
+def test_a_fresh_one_knows_nothing_of_the_other_text() -> None:
+    stops = StopStrings(["abc"])
+    assert stops.push("ab") == ("", None)
+    other = stops.fresh()
+    assert other.push("c") == ("c", None) and other.push("abc") == ("", "abc")
+    assert stops.push("c") == ("", "abc") and stops.fresh().push("x") == ("x", None)
+
+
 def test_empty_stop_string() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])
