@@ -4,6 +4,7 @@ A marker is an HTML comment on the line before a block, which no reader sees:
 
     <!-- run -->            a command or a program that ends; its status must be 0
     <!-- serves -->         a command that goes on; the next block waits until a server of it answers
+    <!-- serves: CMD -->    the same, but CMD is run: what is left of the command when all is installed
     <!-- output -->         what the block before has printed; ... stands for anything
     <!-- file: NAME -->     the content of a file that later blocks read
     <!-- from: PATH -->     a part of a file of the repository
@@ -33,9 +34,12 @@ NOT_RUN: dict[str, frozenset[str]] = {
 }
 """Why a command is not run, and the first words of the commands that may say so."""
 
+KINDS = frozenset({"run", "serves", "output", "file", "from", "not run"})
+
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w+-]*)(?P<rest>.*)$")
 _MARKER = re.compile(r"^ *<!-- (?P<kind>run|serves|output|file|from|not run)(?:: (?P<value>.+?))? -->$")
 _NEEDS_VALUE = frozenset({"file", "from", "not run"})
+_TAKES_VALUE = _NEEDS_VALUE | {"serves"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def blocks_of(text: str) -> list[Block]:
             raise Unreadable(f"line {number}: no block follows the marker {marker[0].strip()}")
         else:
             marker = _MARKER.match(line)
-            if marker and (marker["kind"] in _NEEDS_VALUE) != bool(marker["value"]):
+            if marker and marker["kind"] not in (_TAKES_VALUE if marker["value"] else KINDS - _NEEDS_VALUE):
                 raise Unreadable(f"line {number}: {marker[0].strip()} lacks its value, or has one too many")
     if marker is not None:
         raise Unreadable("the last line is a marker without a block")

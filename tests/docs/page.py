@@ -58,7 +58,6 @@ class Page:
             **{name: value for name, value in os.environ.items() if not name.startswith(("OCTAVO_", "OPENAI_"))},
             "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
             "OCTAVO_CACHE": str(cache_dir()),
-            "HF_HUB_OFFLINE": "1",
             "OPENAI_API_KEY": "none",
             "PYTHONUNBUFFERED": "1",
             # Little memory for each server; a flag or a file in a page wins.
@@ -101,13 +100,14 @@ class Page:
         self._printed = done.stdout
 
     def _serve(self, block: Block) -> None:
-        address = address_of(block.text)
+        command = block.value or block.text
+        address = address_of(command)
         if address in self._servers:
             self._end(address)
         log = self._folder / f".log-{len(self._servers)}-{block.line}"
         with log.open("w") as out:
             process = subprocess.Popen(
-                self._command(block)[:-1] + [f"exec {block.text}"],
+                ["bash", "-euc", command],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

@@ -75,6 +75,13 @@ def test_outputs_follow_a_block_that_ran() -> None:
         before[name] = block.kind
 
 
+def test_what_stands_for_a_script_is_its_last_command() -> None:
+    for name, block in BLOCKS:
+        if block.kind == "serves" and block.value:
+            last = (ROOT / block.text.strip()).read_text().strip().splitlines()[-1]
+            assert last == f'exec {block.value} "$@"', where(name, block)
+
+
 def test_parts_of_files_are_what_the_files_say() -> None:
     for name, block in BLOCKS:
         if block.kind == "from":
