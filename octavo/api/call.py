@@ -27,6 +27,8 @@ from octavo.logs import REQUEST_ID
 from octavo.sampling_params import MAX_CHOICES, RepetitionDetectionParams, SamplingParams
 from octavo.text.request import RequestFactory
 
+MOST_SETTINGS = 4 << 20
+"""Characters and entries of lists that steer sampling, over all prompts of a call."""
 _SAMPLING_FIELDS = (
     "n",
     "min_tokens",
@@ -227,6 +229,19 @@ def check_choices(prompts: int, choices: int, field: str) -> None:
             f"{prompts} prompts with {field}={choices} are {prompts * choices} choices; at most "
             f"{MAX_CHOICES} may be asked for at once.",
             field,
+        )
+
+
+def check_settings(body: GenerationBody, prompts: int) -> None:
+    """Refuse a call whose lists would be copied too often: each prompt goes to the engine with all of them."""
+    texts = [*([body.stop] if isinstance(body.stop, str) else body.stop or ()), *(body.bad_words or ())]
+    lists = (body.stop_token_ids, body.logit_bias, body.allowed_token_ids, body.logprob_token_ids)
+    size = sum(map(len, texts)) + sum(len(items) for items in lists if items is not None)
+    if prompts * size > MOST_SETTINGS:
+        raise bad_request(
+            f"stop, bad_words, stop_token_ids, logit_bias, allowed_token_ids and logprob_token_ids have {size} "
+            f"characters and entries together, times {prompts} prompts: more than {MOST_SETTINGS}. Send fewer prompts "
+            "at once, or less with them.",
         )
 
 

@@ -16,6 +16,7 @@ from octavo.api.call import (
     StreamUsage,
     begin,
     check_choices,
+    check_settings,
     closing_fields,
     make_job,
     prompt_scores,
@@ -88,6 +89,7 @@ async def plan_chat(call: Call, body: ChatBody, fit: bool = False) -> ChatPlan:
         max_tokens = call.front.factory.default_sampling.get("max_tokens")
     sampling = sampling_of(call, max_tokens, logprobs)
     check_choices(1, sampling.n, "n")
+    check_settings(body, 1)
     ids = await encode_chat(call.front, body, messages)
     cut = fit or not asked
     job = await make_job(call, 0, ids, sampling, add_special_tokens=False, cut_max_tokens=cut, size=0, known=True)

@@ -17,6 +17,7 @@ from octavo.api.call import (
     StreamUsage,
     begin,
     check_choices,
+    check_settings,
     closing_fields,
     make_job,
     sampling_of,
@@ -113,6 +114,7 @@ async def plan_completion(call: Call, body: CompletionBody, fit: bool = False) -
     given = len(body.prompt) if isinstance(body.prompt, list) else 0
     prompts = await beside(given, prompts_of, body.prompt)
     size = sum(map(len, prompts))
+    check_settings(body, len(prompts))
     max_tokens = body.max_tokens if body.max_tokens is not None or fit else DEFAULT_MAX_TOKENS
     nothing_new = max_tokens == 0
     if nothing_new and not body.echo:

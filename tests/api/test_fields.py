@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import httpx
 import pytest
 
+from octavo.api import call
 from octavo.api.schemas import MOST_WARNINGS
 from tests.api.conftest import Api
 from tests.api.harness import ScriptEngine, parts_of, running
@@ -242,6 +243,26 @@ def test_caps_are_named(api: Api, field: str, value: Any, cap: int, extra: dict[
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == field and str(cap) in error["message"]
+    api.alive()
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("stop", ["x" * 100, "y" * 200]), ("bad_words", ["z" * 300]), ("allowed_token_ids", [5] * 200)],
+    ids=["stop", "bad_words", "allowed_token_ids"],
+)
+def test_settings_times_prompts_are_capped(
+    api: Api, monkeypatch: pytest.MonkeyPatch, field: str, value: list[Any]
+) -> None:
+    size = sum(map(len, value)) if isinstance(value[0], str) else len(value)
+    monkeypatch.setattr(call, "MOST_SETTINGS", 3 * size)
+    assert api.completion(prompt=["a"] * 3, max_tokens=1, **{field: value}).status_code == 200
+    response = api.completion(prompt=["a"] * 4, max_tokens=1, **{field: value})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert f"have {size} characters and entries together, times 4 prompts: more than {3 * size}" in message
+    monkeypatch.setattr(call, "MOST_SETTINGS", size - 1)
+    assert api.chat(max_tokens=1, **{field: value}).status_code == 400
     api.alive()
 
 
