@@ -283,7 +283,7 @@ class _Client(ABC):
         record = self._records.get(request_id)
         if record is None or not record.open or (choice is not None and choice not in record.open):
             return
-        if choice is None:
+        if choice is None or record.open == {choice}:  # the id is free again when the engine says so
             self._abandon(request_id)
         elif self._status.state == "ready":
             self._post(Abort(request_id, choice))
@@ -450,6 +450,13 @@ class Process(_Client):
     async def _launch(self) -> None:
         self._life = await _Life.start(self._config, self._builder, self._receive)
         self._supervising = asyncio.create_task(self._supervise(self._life))
+        self._supervising.add_done_callback(self._unsupervised)
+
+    def _unsupervised(self, task: asyncio.Task[None]) -> None:
+        """Nobody looks after the engine any more. If that is a fault, whoever waits for the next one must not."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the engine cannot be looked after", exc_info=error)
+            self._die(f"it cannot be started again: {type(error).__name__}: {error}")
 
     async def _supervise(self, life: _Life) -> None:
         """Look after one process after the other, until one ends before any was ready."""

@@ -129,9 +129,12 @@ class Metrics:
         engine, stats = self._engine, None
         if engine is None:
             return
+        restarts = engine.restarts
         if engine.status.state == "ready":
             with suppress(EngineUnavailable, asyncio.TimeoutError):
                 stats = await asyncio.wait_for(engine.stats(), _STATS_SECONDS)
+        if engine.restarts != restarts:
+            stats = None  # they are those of a life that is over
         self.engine.take(stats, engine.restarts, engine.status.state == "ready", engine.replayed)
 
     async def page(self) -> bytes:

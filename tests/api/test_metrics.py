@@ -244,6 +244,26 @@ def test_metric_waiting_blocks_and_waste() -> None:
     assert page["octavo:kv_cache_filled_ratio"] == 0.75
 
 
+class _Replaced:
+    """An engine that dies while its numbers are on their way, and has been started again when they come."""
+
+    restarts = replayed = 0
+    status = Status("ready")
+
+    async def stats(self) -> EngineStats:
+        self.restarts += 1
+        return EngineStats(steps=7)
+
+
+def test_numbers_of_an_engine_that_has_been_replaced_meanwhile_count_once() -> None:
+    metrics = Metrics(EngineConfig(model="m"))
+    engine = _Replaced()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    for _ in range(3):
+        asyncio.run(metrics.refresh())
+        assert metrics.engine.now().steps == 0
+
+
 class _Hung:
     """An engine that answers, until it is in the middle of a long step."""
 

@@ -247,6 +247,22 @@ def test_a_failing_step_ends_every_request() -> None:
 
 
 @both
+def test_an_id_is_not_used_again_while_news_of_the_last_choice_are_on_their_way(kind: str) -> None:
+    async def main() -> None:
+        async with started(kind, fast) as client:
+            for i in range(50):
+                given_up = client.generate(request("same", prompt=(i,), max_tokens=FOREVER))
+                await anext(given_up)
+                await client.abort("same", 0)
+                async for _ in given_up:
+                    pass
+                again = request("same", prompt=(i, i), max_tokens=20)
+                assert await tokens(client, again) == {0: expected(again)}
+
+    asyncio.run(main())
+
+
+@both
 def test_several_requests_in_one_stream(kind: str) -> None:
     async def main() -> None:
         async with started(kind, slow) as client:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from octavo import client as client_module
 from octavo import recovery
 from octavo.client import EngineUnavailable, Process
 from octavo.engine.fake import FakeModel
@@ -151,6 +152,26 @@ def test_an_idle_engine_that_is_told_what_needs_no_answer_lives_on() -> None:
             assert (client.status.state, client.restarts) == ("ready", 0)
             asked = request("after")
             assert await answers(client, asked) == {0: (MODEL.continuation(asked), [])}
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_where_the_engine_cannot_be_started_again_for_a_reason_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("no thread can be started")
+
+    async def main() -> None:
+        async with started("process", unhurried) as client:
+            assert isinstance(client, Process) and client.pid is not None
+            waiting = asyncio.create_task(ends(client, request("a", max_tokens=100)))
+            await until(running(client, 1))
+            monkeypatch.setattr(client_module._Life, "start", fail)
+            os.kill(client.pid, signal.SIGKILL)
+            (end,) = await asyncio.wait_for(waiting, 20)
+            assert end.finish == "error" and "no thread can be started" in (end.error or "")
+            assert client.status.state == "dead"
 
     asyncio.run(main())
 
