@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -45,6 +46,15 @@ def allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def open_standard_files() -> None:
+    """Let 0, 1 and 2 be open, as a program that starts others expects: else the next sockets would be among them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
 
 
 def quiet_when_full() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

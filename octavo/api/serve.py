@@ -23,7 +23,7 @@ import uvicorn
 
 import octavo
 from octavo.api.app import create_app
-from octavo.api.connections import Connection, allow_many_files, quiet_when_full
+from octavo.api.connections import Connection, allow_many_files, open_standard_files, quiet_when_full
 from octavo.api.frontend import Service, make_frontend
 from octavo.client import AsyncEngine, EngineUnavailable
 from octavo.config import EngineConfig
@@ -294,6 +294,7 @@ def check_tls(config: EngineConfig) -> None:
 def serve(config: EngineConfig, parts: Parts) -> int:
     """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
     try:
+        open_standard_files()
         allow_many_files()
         check_tls(config)
         with bind_path(config.uds) if config.uds else bind(config.host, config.port) as listening:

@@ -41,12 +41,14 @@ sys.exit(serve(config, parts))
 
 
 @contextlib.contextmanager
-def server(timeout: float, engine: str = "here") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process that takes 10 ms per token, and its URL; its engine is "here" or in a process "apart"."""
+def server(timeout: float, engine: str = "here", closed: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process that takes 10 ms per token, and its URL; its engine is "here" or in a process "apart". `closed`:
+    redirections of the shell."""
     with bind("127.0.0.1", 0) as found:
         port = found.getsockname()[1]
+    program = [sys.executable, "-c", SERVER, str(port), str(timeout), engine]
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(port), str(timeout), engine],
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *program] if closed else program,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -179,6 +181,17 @@ def test_shut_01_a_second_signal_does_not_wait() -> None:
         process.send_signal(signal.SIGINT)
         until(lambda: httpx_refuses(url))
         process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_server_without_standard_files_starts_its_engine(closed: str) -> None:
+    with server(0, "apart", closed) as (process, url):
+        body = {**GREEDY, "prompt": "a", "max_tokens": 2}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+        engine_of(process).kill()
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
+        process.terminate()
         assert process.wait(10) == 0
 
 
