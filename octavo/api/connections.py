@@ -1,4 +1,4 @@
-"""What clients that open connections and say nothing may cost: a while, and no flood in the log."""
+"""What clients that open connections and say nothing, or read nothing, may cost: a while, and no flood in the log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,37 @@ logger = logging.getLogger(__name__)
 
 FIRST_SECONDS = 60.0
 """How long the head of a connection's first request may take; between requests uvicorn has a limit of its own."""
+READ_SECONDS = 120.0
+"""How long a client may leave some tens of kilobytes of its answer unread; until then it occupies a place among
+--max-num-queued-reqs."""
 COMPLAINT_SECONDS = 60.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol; a connection on which no request comes is closed."""
+    """uvicorn's protocol; a connection on which no request comes, or whose client does not read, is closed."""
 
     _patience: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._patience = self.loop.call_later(FIRST_SECONDS, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+        for timer in (self._patience, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
 
     def _give_up(self) -> None:
         if self.cycle is None:  # no request has begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -84,6 +85,22 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             while part := connection.recv(1000):
                 answer += part
     assert answer.startswith(b"HTTP/1.1 408") and b"stopped coming" in answer
+
+
+def test_a_client_that_reads_nothing_gives_its_place_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "READ_SECONDS", 1.0)
+    engine = ScriptEngine(script=lambda request, choice: [97] * 600)
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 500, "ignore_eos": True}
+    large = json.dumps({**body, "temperature": 1, "n": 60, "logprobs": 20, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with running(parts_of(engine), max_num_queued_reqs=1) as url, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+        connection.sendall((head % len(large)).encode() + large)
+        until(lambda: httpx.get(f"{url}/load").json()["server_load"] == 1)
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 503
+        until(lambda: httpx.get(f"{url}/load").json()["server_load"] == 0, 30)
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
 
 
 def answers(url: str) -> bool:
