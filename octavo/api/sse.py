@@ -120,11 +120,9 @@ class EventStream:
         """Send a comment whenever nothing was written for a while."""
         self._written = time.monotonic()
         while True:
-            quiet = time.monotonic() - self._written
-            if quiet >= self._keep_alive:
+            await asyncio.sleep(max(self._written + self._keep_alive - time.monotonic(), 0.0))
+            if time.monotonic() - self._written >= self._keep_alive:
                 await self._write(send, self._dialect.comment)
-            else:
-                await asyncio.sleep(self._keep_alive - quiet)
 
 
 class _Watched:

@@ -104,7 +104,10 @@ def tracer_of(config: EngineConfig) -> Tracer | None:
     url = config.otlp_traces_endpoint
     if not url:
         return None
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # "http://[::1"
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
             f"otlp_traces_endpoint must be a URL such as http://localhost:4318/v1/traces, got {url!r} "

@@ -124,3 +124,13 @@ def test_whether_a_write_waited() -> None:
         assert task.cancelled() and cancelled
 
     asyncio.run(main())
+
+
+def test_the_shortest_interval_of_comments_leaves_time_for_others() -> None:
+    with running(parts_of(ScriptEngine(pause=0.05)), sse_keep_alive_interval=1e-9) as url:
+        body = {**GREEDY, "prompt": "a", "max_tokens": 5, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith(":")
+            assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+            assert "data: [DONE]" in list(lines)

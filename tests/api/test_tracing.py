@@ -151,7 +151,7 @@ def test_a_collector_that_is_away_harms_nobody(monkeypatch: pytest.MonkeyPatch) 
             assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://x:4317", "http://"])
+@pytest.mark.parametrize("url", ["localhost:4318", "grpc://x:4317", "http://", "http://[::1"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must be a URL such as http"):
         tracer_of(EngineConfig(otlp_traces_endpoint=url))
