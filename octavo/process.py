@@ -116,8 +116,12 @@ def cause(error: Exception) -> str:
 def _listen(connection: Connection, inbox: SimpleQueue[ToEngine]) -> None:
     """Hand on what the front end says. When it is gone, end at once, even in the middle of a step."""
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    while (message := connection.receive(decoder)) is not None:
-        inbox.put(message)
+    try:
+        while (message := connection.receive(decoder)) is not None:
+            inbox.put(message)
+    except Exception:
+        logger.exception("what the front end says cannot be read")
+        os._exit(1)  # deaf, it would be of no use
     os._exit(0)
 
 

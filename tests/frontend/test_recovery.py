@@ -156,6 +156,18 @@ def test_an_idle_engine_that_is_told_what_needs_no_answer_lives_on() -> None:
     asyncio.run(main())
 
 
+def test_an_engine_that_cannot_read_a_message_is_replaced() -> None:
+    async def main() -> None:
+        async with started("process", unhurried) as client:
+            assert isinstance(client, Process) and client._life is not None
+            client._life.post("no message")
+            asked = request("a")
+            assert await asyncio.wait_for(answers(client, asked), 20) == {0: (MODEL.continuation(asked), [])}
+            assert client.restarts == 1
+
+    asyncio.run(main())
+
+
 def test_nobody_waits_where_the_engine_cannot_be_started_again_for_a_reason_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
