@@ -4,9 +4,9 @@
 
 LOADTEST.py has a function `workload(name, seed)` that gives (prompt, max_tokens, extra) triples and how many run at a
 time, and prints its figures as one JSON line. Without --url a server of --model is started on a free loopback port,
-without a prefix cache, as every round sends the same prompts. The two clients take turns, and the order changes from
-round to round. Prints the medians of the rounds; the exit status is 1 when one of the compared figures differs by
-more than --limit percent.
+without a prefix cache, as every round sends the same prompts. The two clients take turns, each time in a process of
+its own, and the order changes from round to round. Prints the medians of the rounds; the exit status is 1 when one of
+the compared figures differs by more than --limit percent.
 """
 
 from __future__ import annotations
@@ -62,10 +62,17 @@ def server(model: str) -> Iterator[Target]:
             started.stop()
 
 
-def ours(target: Target, asks: Sequence[Ask], at_a_time: int) -> dict[str, float]:
+def ours(script: Path, target: Target, workload: str, seed: str) -> dict[str, float]:
+    """The figures of our client, measured in this process."""
+    asked, at_a_time = workload_of(script)(workload, seed)
+    asks = [
+        Ask(prompt, tokens, extra={"temperature": 0, "ignore_eos": True, **extra}) for prompt, tokens, extra in asked
+    ]
     warm = [Ask("Warm up the server, please. " * 4, 8, extra={"temperature": 0})] * 2
     asyncio.run(load(target, warm, concurrency=1))
     outcomes = asyncio.run(load(target, asks, concurrency=at_a_time))
+    for error in {outcome.error for outcome in outcomes if outcome.error is not None}:
+        print(error, file=sys.stderr)
     return figures(outcomes)
 
 
@@ -99,26 +106,26 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def theirs(script: Path, target: Target, workload: str, seed: str) -> dict[str, float]:
-    command = [sys.executable, str(script), "--base-url", target.address(""), "--model", str(target.model)]
-    command += ["--workload", workload, "--seed", seed]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def measured(program: Path, *arguments: str) -> dict[str, float]:
+    """What a program prints as JSON in its last line."""
+    done = subprocess.run([sys.executable, str(program), *arguments], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if found["wall_s"] and not found["out_tok"]:
+        raise SystemExit(f"{program} got no answer: {done.stdout}")
     return found
 
 
 def compare(options: argparse.Namespace, target: Target) -> bool:
     """Runs the rounds and prints them; True where the figures agree."""
-    target.model = options.name or find_model(target)
-    asked, at_a_time = workload_of(options.script)(options.workload, options.seed)
-    asks = [
-        Ask(prompt, tokens, extra={"temperature": 0, "ignore_eos": True, **extra}) for prompt, tokens, extra in asked
-    ]
-    rounds: dict[str, list[dict[str, float]]] = {"octavo bench": [], options.script.name: []}
+    script, model = options.script, options.name or str(find_model(target))
+    same = ("--workload", options.workload, "--seed", options.seed)
     clients = {
-        "octavo bench": lambda: ours(target, asks, at_a_time),
-        options.script.name: lambda: theirs(options.script, target, options.workload, options.seed),
+        "octavo bench": lambda: measured(
+            Path(__file__), str(script), "--only-ours", "--url", target.url, "--name", model, *same
+        ),
+        script.name: lambda: measured(script, "--base-url", target.address(""), "--model", model, *same),
     }
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
     for number in range(options.rounds):
         for name in list(clients)[:: -1 if number % 2 else 1]:
             found = clients[name]()
@@ -127,11 +134,11 @@ def compare(options: argparse.Namespace, target: Target) -> bool:
             print(f"round {number + 1}, {name}: failed {found['failed']:g}; {brief}", flush=True)
     mine, other = rounds.values()
     good = True
-    print(f"\n{'figure':12} {'octavo bench':>14} {options.script.name:>14} {'difference':>11}")
+    print(f"\n{'figure':12} {'octavo bench':>14} {script.name:>14} {'difference':>11}")
     for figure in ("failed", "in_tok", "out_tok"):  # the same requests must have the same tokens
-        same = {found[figure] for found in mine} == {found[figure] for found in other}
-        good = good and same
-        print(f"{figure:12} {mine[0][figure]:14g} {other[0][figure]:14g} {'' if same else 'differs':>11}")
+        equal = {found[figure] for found in mine} == {found[figure] for found in other}
+        good = good and equal
+        print(f"{figure:12} {mine[0][figure]:14g} {other[0][figure]:14g} {'' if equal else 'differs':>11}")
     for figure in (*COMPARED, *SHOWN):
         left, right = (median(found[figure] for found in side) for side in (mine, other))
         percent = 100 * (left / right - 1) if right else 0.0
@@ -151,7 +158,12 @@ def main() -> int:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--name", help="the model in the requests")
     parser.add_argument("--limit", type=float, default=5.0, help="percent by which figures may differ")
+    parser.add_argument("--only-ours", action="store_true", help="print the figures of octavo's client as JSON")
     options = parser.parse_args()
+    if options.only_ours:
+        target = Target(options.url, model=options.name)
+        print(json.dumps(ours(options.script, target, options.workload, options.seed)))
+        return 0
     if options.url:
         return 0 if compare(options, Target(options.url)) else 1
     with server(options.model) as target:
