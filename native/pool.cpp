@@ -50,7 +50,7 @@ void Pool::run_job(Job job, const void* context) {
     job_ = job;
     context_ = context;
     if (threads_ > 1) {
-        started_.fetch_add(1, std::memory_order_release);
+        started_.fetch_add(1, std::memory_order_seq_cst);
         started_.notify_all();
     }
     job(context, 0);
@@ -63,7 +63,9 @@ void Pool::barrier() {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
         arrived_.store(0, std::memory_order_relaxed);
         counter_.store(0, std::memory_order_relaxed);
-        phase_.store(phase + 1, std::memory_order_release);
+        // Not merely released: notify_all looks whether anybody sleeps, and must not look before the new value is
+        // there, or one who falls asleep between the two is never woken.
+        phase_.store(phase + 1, std::memory_order_seq_cst);
         phase_.notify_all();
     } else {
         wait_while(phase_, phase);
