@@ -184,6 +184,15 @@ class RepetitionDetection(Nested):
 
 _Tokens = {"type": "integer", "minimum": 0}
 
+PresencePenalty = Annotated[
+    float | None, about("Taken from the logits of tokens in the output.", minimum=-2, maximum=2)
+]
+FrequencyPenalty = Annotated[
+    float | None, about("Taken once per time a token is in the output.", minimum=-2, maximum=2)
+]
+RepeatPenalty = Annotated[float | None, about("Divides the logits of tokens in prompt and output.", exclusiveMinimum=0)]
+"""The `repetition_penalty` of Ollama and llama.cpp."""
+
 
 class SamplingBody(Body):
     """The fields that all ways of generating text share, those of other APIs too."""
@@ -197,12 +206,8 @@ class SamplingBody(Body):
     min_p: Annotated[
         float | None, about("Least probability, as a share of the most probable token's.", minimum=0, maximum=1)
     ] = None
-    presence_penalty: Annotated[
-        float | None, about("Taken from the logits of tokens in the output.", minimum=-2, maximum=2)
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, about("Taken once per time a token is in the output.", minimum=-2, maximum=2)
-    ] = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
     repetition_penalty: Annotated[
         float | None, about("Divides the logits of tokens in prompt and output; 1: off.", exclusiveMinimum=0)
     ] = None

@@ -29,7 +29,16 @@ from octavo.api.messages import checked_messages
 from octavo.api.models import json_response
 from octavo.api.openapi import Operation
 from octavo.api.prompts import encode_text, render_chat
-from octavo.api.schemas import MOST_ITEMS, Body, ChatBody, CompletionBody, about
+from octavo.api.schemas import (
+    MOST_ITEMS,
+    Body,
+    ChatBody,
+    CompletionBody,
+    FrequencyPenalty,
+    PresencePenalty,
+    RepeatPenalty,
+    about,
+)
 from octavo.sampling_params import SamplingParams
 from octavo.types import TokenLogprobs
 
@@ -109,15 +118,9 @@ class LlamacppBody(Body):
     top_k: Annotated[int | None, about("Default: the model's, or 40; 0 and below: all tokens.")] = None
     top_p: Annotated[float | None, about("Default: the model's, or 0.95.", exclusiveMinimum=0, maximum=1)] = None
     min_p: Annotated[float | None, about("Default: the model's, or 0.05.", minimum=0, maximum=1)] = None
-    repeat_penalty: Annotated[
-        float | None, about("Divides the logits of tokens in prompt and output.", exclusiveMinimum=0)
-    ] = None
-    presence_penalty: Annotated[
-        float | None, about("Taken from the logits of tokens in the output.", minimum=-2, maximum=2)
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, about("Taken once per time a token is in the output.", minimum=-2, maximum=2)
-    ] = None
+    repeat_penalty: RepeatPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
     seed: Annotated[int | None, about("The same seed draws the same tokens; -1 and 4294967295: another each time.")] = (
         None
     )

@@ -33,7 +33,17 @@ from octavo.api.logprobs import chat_entries
 from octavo.api.models import json_response
 from octavo.api.openapi import Operation
 from octavo.api.prompts import encode_chat, encode_text
-from octavo.api.schemas import MOST_ITEMS, Body, ChatBody, CompletionBody, Nested, about
+from octavo.api.schemas import (
+    MOST_ITEMS,
+    Body,
+    ChatBody,
+    CompletionBody,
+    FrequencyPenalty,
+    Nested,
+    PresencePenalty,
+    RepeatPenalty,
+    about,
+)
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Sampling where nobody says how."""
@@ -81,15 +91,9 @@ class OllamaOptions(Nested):
     top_k: Annotated[int | None, about("Default: the model's, or 40.")] = None
     top_p: Annotated[float | None, about("Default: the model's, or 0.9.", exclusiveMinimum=0, maximum=1)] = None
     min_p: Annotated[float | None, about("Least probability, relative to the best.", minimum=0, maximum=1)] = None
-    repeat_penalty: Annotated[
-        float | None, about("Divides the logits of tokens in prompt and output.", exclusiveMinimum=0)
-    ] = None
-    presence_penalty: Annotated[
-        float | None, about("Taken from the logits of tokens in the output.", minimum=-2, maximum=2)
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, about("Taken once per time a token is in the output.", minimum=-2, maximum=2)
-    ] = None
+    repeat_penalty: RepeatPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
     seed: Annotated[int | None, about("The same seed draws the same tokens; -1: another each time.")] = None
     num_predict: Annotated[int | None, about("Most tokens; 0 and below: until the context is full.")] = None
     stop: Annotated[str | list[str] | None, about("Texts that end the answer.", maxItems=MOST_ITEMS["stop"])] = None
