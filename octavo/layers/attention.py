@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.layers.linear import Layer, Linear, RMSNorm
-from octavo.ops.contract import Array, AttentionShape, Ops, Rope
+from octavo.ops.contract import Array, AttentionShape, HeadNorm, Ops, Rope
 
 
 class Attention(Layer):
@@ -54,8 +54,7 @@ class Attention(Layer):
             self.qkv(ops, x),
             rotary,
             self.shape,
-            q_norm.weight if q_norm else None,
-            k_norm.weight if k_norm else None,
-            q_norm.eps if q_norm else 0.0,
+            HeadNorm(q_norm.weight, q_norm.eps) if q_norm else None,
+            HeadNorm(k_norm.weight, k_norm.eps) if k_norm else None,
         )
         return self.out(ops, ops.attend(batch, q, self.shape), residual)

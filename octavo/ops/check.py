@@ -111,6 +111,11 @@ def check_cache(spec: KVSpec) -> None:
         raise ValueError(f"KV cache group_of has {len(spec.group_of)} entries for {spec.layers} layers")
     if spec.layers and not 0 <= min(spec.group_of) <= max(spec.group_of) < len(spec.blocks):
         raise ValueError(f"KV cache group_of names a group outside 0..{len(spec.blocks) - 1}")
+    if spec.latent and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
+        raise ValueError(
+            f"KV cache of latent attention: {spec.kv_heads} KV heads and {spec.latent} of {spec.head_dim} elements are "
+            f"values; there must be one head, and no more values than elements"
+        )
 
 
 def check_ids(name: str, ids: I32, end: int) -> None:

@@ -22,7 +22,13 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "tanh", "identity", "xielu", "swiglu_oai"]
+"""Functions of one value. "gelu" is x Phi(x), "gelu_tanh" its tanh form; "relu2" is max(x, 0)^2 (So et al., "Primer",
+2021). "xielu" (Huang and Schlag, 2024) takes four parameters (p, n, beta, eps): p x^2 + beta x for x > 0, otherwise
+n (expm1(min(x, eps)) - x) + beta x. "swiglu_oai" is for gated products only: x sigmoid(1.702 x), and its partner plus
+one (the gpt-oss release)."""
+
+Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 
 
 class Array(Protocol):
@@ -79,6 +85,65 @@ class AttentionShape(NamedTuple):
     """A query at p sees keys in (p - window, p]; 0 sees all up to p."""
     softcap: float = 0.0
     """When > 0, scores become softcap * tanh(score / softcap)."""
+    chunk: int = 0
+    """When > 0, a query at p sees keys in [p - p % chunk, p] (Llama 4); never together with `window`."""
+    latent: int = 0
+    """When > 0, there are no values in the cache: the value of a key is its first `latent` elements (DeepSeek-V2's
+    multi-head latent attention with absorbed projections). One KV head; attend returns [T, H latent]."""
+    alibi: tuple[float, ...] = ()
+    """Per query head a slope: slope * (key position - query position) is added to the scaled score (Press et al.,
+    "Train short, test long", 2021). Not together with `softcap`."""
+    clip: float = 0.0
+    """When > 0, store_kv clamps q, k and v to [-clip, clip], after their norms and before the rotation."""
+    temperature: tuple[float, float] | None = None
+    """(scale, floor): store_kv multiplies q of position p by 1 + scale * log(1 + (p + 1) // floor), in float32, after
+    everything else (Llama 4's layers without RoPE)."""
+    stores: bool = True
+    """False: the layer reads the KV of another (`layer` is that one's index): `qkv` of store_kv is q alone, nothing is
+    written."""
+
+
+class HeadNorm(NamedTuple):
+    """A norm of queries, keys or values inside store_kv."""
+
+    weight: Any
+    """A Vector [head_dim], the same for every head, or [heads * head_dim]."""
+    eps: float
+    over: Literal["head", "all"] = "head"
+    """The width of the mean: one head, or all heads of the token together (OLMo 2)."""
+    center: bool = False
+    """Subtract the mean first: a layer norm."""
+    after: bool = False
+    """After the rotation instead of before it (Hunyuan, Llama 4)."""
+
+
+class Router(NamedTuple):
+    """How a mixture of experts picks experts for a token, and what their outputs are multiplied by.
+
+    1. scores s = softmax or sigmoid of the E logits, in float32. 2. For the choice only, the correction vector is added
+    where there is one. 3. With `groups` > 1 the experts lie in groups of E / groups; a group's score is its largest
+    value ("max") or the sum of its two largest ("top2"), and only experts of the best `top_groups` stay (ties: lower
+    group). 4. The `top_k` largest stay, in descending order (ties: lower id). 5. Their weights are s (without the
+    correction); with `renormalize` divided by their sum in that order, plus `eps`, or by `floor` where that is larger;
+    and all times `scale`.
+
+    "sparsemixer" (Phi-3.5-MoE): twice, m = the largest logit left, its expert is taken, and its weight is its share of
+    the softmax over the logits l left with (m - l) / max(|l|, m) <= 2 * jitter; the expert taken is then left out.
+    """
+
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    scale: float = 1.0
+    eps: float = 0.0
+    floor: float = 0.0
+    jitter: float = 0.01
+    """Of "sparsemixer"."""
+    weigh_input: bool = False
+    """The weight multiplies the expert's input instead of its output (Llama 4)."""
 
 
 class Ops(Protocol):
@@ -88,18 +153,97 @@ class Ops(Protocol):
     def embed(self, batch: Any, table: Weight, scale: float) -> Array:
         """[T, D]: rows of `table` at the batch's token ids, dequantized, times `scale`."""
 
+    def embed_positions(self, batch: Any, table: Weight, offset: int, residual: Array) -> Array:
+        """[T, D]: rows of `table` at position + `offset`, dequantized, plus `residual`. `table` has at least
+        max_model_len + offset rows."""
+
     def rotary(self, batch: Any, rope: Rope) -> Array:
         """[T, 2 * d_rot/2] cos then sin at the batch's positions: float32 angle = float32(position) * inv_freq
         (one float32 product), its cosine and sine correctly rounded to float32 within 1 ulp, times `scale`."""
 
-    def norm(self, x: Array, weight: Vector, eps: float, residual: Array | None = None) -> Array:
-        """RMS norm over the width: x / sqrt(mean(x^2) + eps) * weight, plus `residual` when given."""
+    def norm(
+        self,
+        x: Array,
+        weight: Vector,
+        eps: float,
+        residual: Array | None = None,
+        *,
+        bias: Vector | None = None,
+        center: bool = False,
+    ) -> Array:
+        """RMS norm over the width: x / sqrt(mean(x^2) + eps) * weight. With `center` a layer norm: y = x - mean(x),
+        then y / sqrt(mean(y^2) + eps) * weight. Plus `bias` and `residual`, in this order, each where given."""
 
-    def linear(self, x: Array, weight: Weight, bias: Vector | None = None, residual: Array | None = None) -> Array:
-        """[rows, n_out] = x @ weight^T + bias + residual (each where given)."""
+    def activate(
+        self, x: Array, activation: Activation, parameters: Vector | None = None, times: Array | None = None
+    ) -> Array:
+        """activation(x), element by element, times `times` where given. `parameters`: of "xielu"."""
 
-    def gated(self, x: Array, weight: Weight, activation: Activation) -> Array:
-        """[rows, n_out/2]: `weight` holds gate rows, then up rows; activation(x @ gate^T) * (x @ up^T)."""
+    def linear(
+        self,
+        x: Array,
+        weight: Weight,
+        bias: Vector | None = None,
+        residual: Array | None = None,
+        scale: float = 1.0,
+    ) -> Array:
+        """[rows, n_out] = scale * (x @ weight^T + bias) + residual (each where given)."""
+
+    def headwise(self, x: Array, weight: Weight, heads: int) -> Array:
+        """[rows, n_out]: head h's share of x, [rows, heads * n_in], times rows [h n, (h + 1) n) of `weight` with
+        n = n_out / heads, a multiple of 8; n_in a multiple of 32. Activations are float32 whatever the device's
+        mode."""
+
+    def gated(
+        self,
+        x: Array,
+        weight: Weight,
+        activation: Activation,
+        bias: Vector | None = None,
+        limit: float = 0.0,
+    ) -> Array:
+        """[rows, n_out/2]: `weight` holds gate rows, then up rows, and `bias` likewise; activation(gate) * up with
+        gate = x @ gate^T + its bias and up = x @ up^T + its bias. With `limit` > 0, gate is clamped to at most `limit`
+        and up to [-limit, limit] first; "swiglu_oai" then multiplies by up + 1."""
+
+    def moe(
+        self,
+        x: Array,
+        logits: Array,
+        gate_up: tuple[Weight, ...],
+        down: tuple[Weight, ...],
+        router: Router,
+        activation: Activation,
+        *,
+        correction: Vector | None = None,
+        gate_up_bias: Vector | None = None,
+        down_bias: Vector | None = None,
+        limit: float = 0.0,
+        residual: Array | None = None,
+    ) -> Array:
+        """[rows, D]: a mixture of E gated experts (Shazeer et al., "Outrageously large neural networks", 2017).
+
+        `logits` [rows, E] go to `router`; expert e computes down[e] of gated(x, gate_up[e], activation) with its rows
+        [e 2I, (e + 1) 2I) of `gate_up_bias` [E 2I] and [e D, (e + 1) D) of `down_bias` [E D] where given. The outputs
+        of a row's experts, each times its weight, are added in router order, and then to `residual`. `correction` [E]:
+        see `Router`. A row's result does not depend on which experts other rows chose."""
+
+    def blend(self, x: Array, gate: Array, residual: Array | None = None) -> Array:
+        """[rows, width]: sigmoid(gate) * x + residual; `gate` is [rows, 1] (the shared expert of Qwen2-MoE)."""
+
+    def add(self, x: Array, y: Array, scale: float = 1.0) -> Array:
+        """(x + y) * scale."""
+
+    def mix(self, coefficients: Array, first: int, streams: tuple[Array, ...], residual: Array | None = None) -> Array:
+        """The sum over j, in order, of column `first` + j of `coefficients` [rows, n] times streams[j], plus `residual`
+        (AltUp: Baykal et al., "Alternating updates for efficient transformers", 2023)."""
+
+    def match_rms(self, x: Array, like: Array, eps: float) -> Array:
+        """x times sqrt(mean(like^2)) / sqrt(max(mean(x^2), eps)): the magnitude of `like`, row by row."""
+
+    def keep_top(self, x: Array, deviations: float) -> Array:
+        """max(x - (mean(x) + deviations * std(x)), 0), with the mean and population standard deviation of the row: the
+        largest values, were they normal (Gemma 3n)."""
 
     def store_kv(
         self,
@@ -107,25 +251,46 @@ class Ops(Protocol):
         qkv: Array,
         rotary: Array | None,
         shape: AttentionShape,
-        q_norm: Vector | None = None,
-        k_norm: Vector | None = None,
-        eps: float = 0.0,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
+        v_norm: HeadNorm | None = None,
     ) -> Array:
-        """Split qkv [T, (H + 2G) d]; RMS-norm each q and k head (where a weight [d] is given); rotate q and k; write k
-        and v of every token to the KV cache in its type; return q [T, H d]."""
+        """Split qkv [T, (H + 2G) d]; norm, clip (`shape.clip`), rotate q and k (the first `2 * d_rot/2` values of every
+        head); write k and v of every token to the KV cache in its type; return q [T, H d]."""
 
-    def attend(self, batch: Any, q: Array, shape: AttentionShape) -> Array:
+    def store_latent(
+        self,
+        batch: Any,
+        q_latent: Array,
+        q_rope: Array,
+        latent: Array,
+        k_rope: Array,
+        rotary: Array,
+        shape: AttentionShape,
+    ) -> Array:
+        """Latent attention: with n = shape.latent and r = head_dim - n, rotate each of the H heads of q_rope [T, H r]
+        and k_rope [T, r]; write latent [T, n] then k_rope as the one key of every token; return q [T, H (n + r)] whose
+        heads are q_latent's [T, H n] followed by q_rope's."""
+
+    def attend(self, batch: Any, q: Array, shape: AttentionShape, sinks: Vector | None = None) -> Array:
         """[T, H d]: softmax(scale * q k^T) v over the keys of the token's own sequence at positions <= its own (and
-        in the window), read from the KV cache only, the current chunk included. One fresh partial per absolute
+        in the window or chunk), read from the KV cache only, the current step included. One fresh partial per absolute
         256-token chunk, partials combined in ascending order, softmax steps of 32 absolute tokens; masked
-        positions are never read."""
+        positions are never read. `sinks` [H]: a logit per head that takes part in the softmax and has no value, added
+        last (Xiao et al., "Efficient streaming language models with attention sinks", 2023; gpt-oss)."""
+
+    def reduce(self, x: Array) -> Array:
+        """The sum of x over all ranks that hold a part of the model, added in order of rank."""
 
     def gather(self, batch: Any, x: Array) -> Array:
         """[R, width]: the rows at `batch.rows`. The last op of a body."""
 
     # -- head ---------------------------------------------------------------------------------------------------
-    def logits(self, x: Array, weight: Weight, softcap: float = 0.0, scale: float = 1.0) -> Array:
-        """[R, V] = scale * x @ weight^T, then softcap * tanh(. / softcap) when softcap > 0. The last op of a head."""
+    def logits(
+        self, x: Array, weight: Weight, softcap: float = 0.0, scale: float = 1.0, bias: Vector | None = None
+    ) -> Array:
+        """[R, V] = scale * (x @ weight^T + bias), then softcap * tanh(. / softcap) when softcap > 0. The last op of a
+        head."""
 
 
 class Sampling(NamedTuple):
@@ -227,6 +392,13 @@ class KVSpec(NamedTuple):
     """Blocks per KV group."""
     group_of: tuple[int, ...]
     """KV group of each layer."""
+    latent: int = 0
+    """When > 0, only keys are stored, and the first `latent` elements of a key are its value (one KV head)."""
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of the cache that a token takes in one layer."""
+        return self.kv_heads * self.head_dim * (1 if self.latent else 2)
 
 
 class Program(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from octavo.devices import DeviceUnavailable, select_device
-from octavo.ops.contract import F32, BatchArrays, BatchLimits, CompiledModel, Device, KVSpec, Sampling, Stored
+from octavo.ops.contract import F32, BatchArrays, BatchLimits, CompiledModel, Device, HeadNorm, KVSpec, Sampling, Stored
 from octavo.quant import KINDS, dense, row_bytes
 
 DEVICES = ("reference", "torch", "cpu")
@@ -127,11 +127,13 @@ def rowwise(dev: Device, op: Callable[[Any, Any, Any], Any], width: int, x: F32)
 def attention_model(dev: Device, qkv: F32, shape: Any, pages: Pages, dtype: str, **store: Any) -> CompiledModel:
     """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store` may hold rope, q_norm, k_norm and eps."""
     table = dev.weight([f32(qkv)])
-    norms = {name: dev.vector(store[name]) for name in ("q_norm", "k_norm") if name in store}
+    norms = {
+        name: HeadNorm(dev.vector(store[name]), store.get("eps", 0.0)) for name in ("q_norm", "k_norm") if name in store
+    }
 
     def op(ops: Any, batch: Any) -> Any:
         rotary = ops.rotary(batch, store["rope"]) if "rope" in store else None
-        q = ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, shape, eps=store.get("eps", 0.0), **norms)
+        q = ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, shape, **norms)
         return ops.attend(batch, q, shape)
 
     spec = pages.spec(shape.kv_heads, shape.head_dim, dtype, (shape.group,))

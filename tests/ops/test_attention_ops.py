@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from octavo.ops.contract import AttentionShape, Rope
+from octavo.ops.contract import AttentionShape, HeadNorm, Rope
 from tests.ops import truth
 from tests.ops.harness import CONTEXTS, DEVICES, UNIT, Pages, Span, attention_model, compile_op, device, f32
 
@@ -174,11 +174,11 @@ def test_store_kv(name: str, rotated: int, normed: bool) -> None:
     truth.assert_within(got, (value.reshape(length, -1), (bound + slack).reshape(length, -1)))
 
     table = dev.weight([f32(qkv)])
-    norms = {n: dev.vector(store[n]) for n in ("q_norm", "k_norm") if n in store}
+    norms = {n: HeadNorm(dev.vector(store[n]), 1e-6) for n in ("q_norm", "k_norm") if n in store}
 
     def op(ops: Any, batch: Any) -> Any:
         rotary = ops.rotary(batch, store["rope"]) if rotated else None
-        return ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, case.shape(), eps=1e-6, **norms)
+        return ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, case.shape(), **norms)
 
     spec = pages.spec(2, 64)
     got = compile_op(dev, op, 6 * 64, pages, spec).raw_logits(step)

@@ -160,13 +160,15 @@ class Recorder:
         shape: AttentionShape,
         q_norm: Any = None,
         k_norm: Any = None,
-        eps: float = 0.0,
+        v_norm: Any = None,
     ) -> CpuArray:
         self._check_shape(shape)
         _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
-        for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-            if weight is not None:
-                _same_width(f"store_kv: {name}", weight.size, shape.head_dim)
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None:
+                _same_width(f"store_kv: {name}", norm.weight.size, shape.head_dim)
+        q_weight, k_weight = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
+        eps = max((norm.eps for norm in (q_norm, k_norm) if norm is not None), default=0.0)
         turned = 0 if rotary is None else rotary.width
         if turned > shape.head_dim:
             raise ValueError(f"store_kv: rotary turns {turned} values of a head of {shape.head_dim}")
@@ -175,7 +177,7 @@ class Recorder:
         out = self._array(shape.heads * shape.head_dim)
         self._add(
             lambda program, at: program.store_kv(
-                at(source), at(turns), turned, at(out.floats), shape, self.cache, q_norm, k_norm, eps
+                at(source), at(turns), turned, at(out.floats), shape, self.cache, q_weight, k_weight, eps
             )
         )
         return out

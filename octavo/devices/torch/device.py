@@ -22,6 +22,7 @@ from octavo.ops.contract import (
     BatchArrays,
     BatchLimits,
     Drawn,
+    HeadNorm,
     KVSpec,
     Rope,
     Sampling,
@@ -177,16 +178,16 @@ class TorchOps:
         qkv: Any,
         rotary: Any,
         shape: AttentionShape,
-        q_norm: Any = None,
-        k_norm: Any = None,
-        eps: float = 0.0,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
+        v_norm: HeadNorm | None = None,
     ) -> Tensor:
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
         q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads], dim=1)
         if q_norm is not None:
-            q = _rms_norm(q, q_norm, eps)
+            q = _rms_norm(q, q_norm.weight, q_norm.eps)
         if k_norm is not None:
-            k = _rms_norm(k, k_norm, eps)
+            k = _rms_norm(k, k_norm.weight, k_norm.eps)
         if rotary is not None:
             q, k = _rotate(q, rotary), _rotate(k, rotary)
         batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
