@@ -31,12 +31,6 @@ struct Tile {
 
 constexpr int64_t kNone = -1;
 
-// A norm of heads with its weight, which is empty where there is none.
-struct OwnedNorm {
-    HeadNorm norm{};
-    std::vector<float> weight;
-};
-
 // One instruction; an op uses the fields it needs. Offsets are bytes into the arena.
 struct Instruction {
     Op op;
@@ -47,14 +41,14 @@ struct Instruction {
     int width = 0;  // of the input
     int out_width = 0;
     float scale = 1;    // embed, logits
-    float eps = 0;      // norm
+    float eps = 0;      // norm, store_kv
     float softcap = 0;  // logits
     int activation = SILU;
     std::shared_ptr<Weight> weight;
     std::vector<int> forms;  // of each part of the weight
     std::vector<Tile> tiles;
-    std::vector<float> first;  // norm weight, bias, inverse frequencies
-    OwnedNorm norms[3];        // of q, k and v
+    std::vector<float> first;   // norm weight, bias, q norm, inverse frequencies
+    std::vector<float> second;  // k norm
     HeadShape shape{};
     int layer = 0;
     int group = 0;

@@ -186,8 +186,8 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
     began = time.perf_counter()
     path = find_model(config)
     with _open(path) as checkpoint:
-        name, architecture = find(checkpoint.config)
-        model_config = ModelConfig.read(checkpoint.config, name)
+        architecture = find(checkpoint.config)
+        name, model_config = architecture.name, architecture.config(checkpoint.config)
         kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) == 2)
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
         check_quantization(config.quantization, method, kinds)
@@ -200,12 +200,12 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         free, source = available_memory()
         layout = architecture.make(model_config, model_config.max_position_embeddings)
         free -= checkpoint.total_bytes
-        resolved = resolve(config, model_config, layout.groups, max(free, 0), source)
+        resolved = resolve(config, model_config, layout.groups, layout.kv, max(free, 0), source)
         model = architecture.make(model_config, resolved.max_model_len)
         load(
             model,
             checkpoint,
-            architecture.names,
+            architecture.names(model_config),
             device,
             architecture.ignore,
             partial(on_progress, "loading weights") if on_progress else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.models.config import ModelConfig
-from octavo.ops.contract import BatchLimits, KVSpec
+from octavo.ops.contract import BatchLimits, KVShape, KVSpec
 from octavo.types import KVGroup
 
 KV_SHARE = 0.25
@@ -66,10 +66,11 @@ def activations(config: EngineConfig, kinds: frozenset[str]) -> tuple[str, str]:
 
 
 def resolve(
-    config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], available: int, source: str
+    config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], kv: KVShape, available: int, source: str
 ) -> Resolved:
     """Sizes of everything.
 
+    `groups` and `kv`: the model's KV groups, and what each of its layers keeps of a token.
     `available`: bytes of memory free for the KV cache, and `source` where that number comes from. Raises ConfigError
     when what was asked cannot fit, with the numbers.
     """
@@ -85,7 +86,7 @@ def resolve(
     dtype = config.kv_cache_dtype
     if dtype == "auto":
         dtype = "float32" if config.dtype in ("float", "float32") else "float16"
-    sizes = _Sizes(config, model, groups, ITEM_BYTES[dtype])
+    sizes = _Sizes(config, model, groups, kv.elements * ITEM_BYTES[dtype])
     budget, why = _budget(config, sizes, wanted, available, source)
     length = wanted
     if sizes.sequence(wanted) > budget and config.num_gpu_blocks_override is None:
@@ -104,7 +105,7 @@ def resolve(
             f"{blocks[0]} KV blocks per group need {_mib(sizes.bytes(blocks))}, but only {_mib(available)} are "
             f"{source}: lower --num-gpu-blocks-override"
         )
-    spec = KVSpec(model.layers, model.kv_heads, model.head_dim, dtype, config.block_size, blocks, sizes.group_of)
+    spec = KVSpec(model.layers, kv.kv_heads, kv.head_dim, dtype, config.block_size, blocks, sizes.group_of, kv.latent)
     tokens = blocks[0] * config.block_size
     notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}: {tokens} tokens ({why})")
     notes.insert(0, f"context {length} tokens, up to {config.max_num_seqs} sequences at once")
@@ -125,12 +126,12 @@ def resolve(
 class _Sizes:
     """Block arithmetic: what sequences of a length need of each KV group."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], item: int):
+    def __init__(self, config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], token: int):
+        """`token`: bytes that one takes in one layer."""
         self.config = config
         self.size = config.block_size
         self.groups = groups
-        layer = 2 * model.kv_heads * model.head_dim * item * self.size
-        self.block_bytes = [len(g.layers) * layer for g in groups]
+        self.block_bytes = [len(g.layers) * token * self.size for g in groups]
         group_of = [0] * model.layers
         for index, g in enumerate(groups):
             for i in g.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -67,31 +68,31 @@ class Checkpoint:
         """Bytes of all tensors."""
         return sum(tensor.data.nbytes for tensor in self._tensors.values())
 
-    def stored(self, name: str) -> Stored:
-        """A matrix [n_out, n_in] in its format: a read-only view of the file, not necessarily aligned.
+    def stored(self, name: str, index: int | None = None) -> Stored:
+        """A matrix [n_out, n_in] in its format: a read-only view of the file, not necessarily aligned. `index`: which
+        matrix of a stack [count, n_out, n_in]. Without it, all dimensions but the last are rows.
 
         Only where a GGUF file has the rows of q and k in another order are they copied, into Hugging Face order.
-        Raises CheckpointError when the tensor is absent, not a matrix, or of a type that is no weight format.
+        Raises CheckpointError when the tensor is absent, a vector, or of a type that is no weight format.
         """
         tensor = self._readable(name)
-        if len(tensor.shape) != 2:
+        data, shape = _entry(tensor, index)
+        if len(shape) < 2:
             raise CheckpointError(
                 f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a matrix was "
                 f"expected. Check that config.json and the weights belong together."
             )
-        n_out, n_in = tensor.shape
-        data = tensor.data.reshape(n_out, row_bytes(tensor.kind, n_in))
-        return Stored(tensor.kind, n_out, n_in, _unpaired(data, tensor.paired_heads))
+        n_out, n_in = math.prod(shape[:-1]), shape[-1]
+        rows = data.reshape(n_out, row_bytes(tensor.kind, n_in))
+        return Stored(tensor.kind, n_out, n_in, _unpaired(rows, tensor.paired_heads))
 
-    def vector(self, name: str) -> npt.NDArray[np.float32]:
-        """A vector as a new float32 array [n]. Raises CheckpointError as `stored` does."""
+    def vector(self, name: str, index: int | None = None) -> npt.NDArray[np.float32]:
+        """A tensor of any shape (or one of a stack) as a new flat float32 array. Raises CheckpointError as `stored`
+        does."""
         tensor = self._readable(name)
-        if len(tensor.shape) != 1:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}; a vector was "
-                f"expected. Check that config.json and the weights belong together."
-            )
-        values = dense(Stored(tensor.kind, 1, tensor.shape[0], tensor.data.reshape(1, -1)))[0]
+        data, shape = _entry(tensor, index)
+        count = math.prod(shape)
+        values = dense(Stored(tensor.kind, 1, count, data.reshape(1, -1)))[0]
         return _unpaired(values, tensor.paired_heads)
 
     def close(self) -> None:
@@ -120,6 +121,13 @@ class Checkpoint:
                 f"{', '.join(KINDS)}. Convert the model to bfloat16."
             )
         return tensor
+
+
+def _entry(tensor: Tensor, index: int | None) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
+    """Bytes and shape of a tensor, or of one entry of a stack."""
+    if index is None:
+        return tensor.data, tensor.shape
+    return tensor.data.reshape(tensor.shape[0], -1)[index], tensor.shape[1:]
 
 
 def _unpaired(rows: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from octavo.layers.linear import Layer, Linear, RMSNorm
-from octavo.ops.contract import Array, AttentionShape, HeadNorm, Ops, Rope
+from octavo.layers.linear import Layer, Linear, Values
+from octavo.layers.norm import Norm
+from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope
 
 
 class Attention(Layer):
-    """qkv projection, rotation, KV store, paged attention, output projection.
+    """qkv projection, norms, rotation, KV store, paged attention, output projection.
+
+    `window`, `chunk`, `softcap`, `alibi`, `clip`, `temperature`: see `AttentionShape`. `sinks`: the softmax has a
+    learned logit per head beside the keys. `norm_over`: the width of the norms of q and k; `norm_after`: these come
+    after the rotation. `out_scale` multiplies the output projection (a model's residual multiplier).
 
     Layer index and KV group are given by the decoder once it knows all its layers (`place`).
     """
@@ -25,36 +31,58 @@ class Attention(Layer):
         rope: Rope | None,
         *,
         window: int = 0,
+        chunk: int = 0,
         scale: float | None = None,
         softcap: float = 0.0,
+        alibi: Sequence[float] = (),
+        clip: float = 0.0,
+        temperature: tuple[float, float] | None = None,
+        sinks: bool = False,
         bias: bool | None = False,
         out_bias: bool | None = False,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        out_scale: float = 1.0,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        v_norm: Norm | None = None,
+        norm_over: Literal["head", "all"] = "head",
+        norm_after: bool = False,
     ):
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.rope = rope
-        self.window = window
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.softcap = softcap
+        self.window, self.chunk = window, chunk
+        self.wanted = AttentionShape(
+            heads,
+            kv_heads,
+            head_dim,
+            head_dim**-0.5 if scale is None else scale,
+            layer=0,
+            group=0,
+            window=window,
+            softcap=softcap,
+            chunk=chunk,
+            alibi=tuple(alibi),
+            clip=clip,
+            temperature=temperature,
+        )
         kv = kv_heads * head_dim
         self.qkv = Linear(hidden, {"q": heads * head_dim, "k": kv, "v": kv}, bias)
-        self.q_norm, self.k_norm = q_norm, k_norm
-        self.out = Linear(heads * head_dim, {"": hidden}, out_bias)
+        self.q_norm, self.k_norm, self.v_norm = q_norm, k_norm, v_norm
+        self.norm_over: Literal["head", "all"] = norm_over
+        self.norm_after = norm_after
+        self.sinks = Values(heads) if sinks else None
+        self.out = Linear(heads * head_dim, {"": hidden}, out_bias, out_scale)
+
+    @property
+    def kv(self) -> KVShape:
+        return KVShape(self.wanted.kv_heads, self.wanted.head_dim)
 
     def place(self, layer: int, group: int) -> None:
-        self.shape = AttentionShape(
-            self.heads, self.kv_heads, self.head_dim, self.scale, layer, group, self.window, self.softcap
-        )
+        self.shape = self.wanted._replace(layer=layer, group=group)
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
-        q_norm, k_norm = self.q_norm, self.k_norm
-        q = ops.store_kv(
-            batch,
-            self.qkv(ops, x),
-            rotary,
-            self.shape,
-            HeadNorm(q_norm.weight, q_norm.eps) if q_norm else None,
-            HeadNorm(k_norm.weight, k_norm.eps) if k_norm else None,
+        norms = (
+            None if norm is None else norm.of_heads(self.norm_over, self.norm_after)
+            for norm in (self.q_norm, self.k_norm, self.v_norm)
         )
-        return self.out(ops, ops.attend(batch, q, self.shape), residual)
+        q = ops.store_kv(batch, self.qkv(ops, x), rotary, self.shape, *norms)
+        attended = ops.attend(batch, q, self.shape, None if self.sinks is None else self.sinks.weight)
+        return self.out(ops, attended, residual)

@@ -1,11 +1,30 @@
-"""Leaves of a model: the layers that own tensors. A leaf is made with its shape and filled once by the loader."""
+"""Leaves of a model: the layers that own tensors. A leaf says what it needs and is filled once by the loader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
-from octavo.ops.contract import Activation, Array, Ops, Vector, Weight
+import numpy as np
+
+from octavo.ops.contract import F32, Activation, Array, Device, Ops, Stored, Vector, Weight
+
+
+class Need(NamedTuple):
+    """A tensor that a leaf must be given."""
+
+    part: str
+    """Of a leaf in parts, which one ("q"; of a stack of experts "3.gate"); "" is the leaf itself."""
+    ending: str
+    """".weight", ".bias", or "" where the tensor bears the leaf's own name."""
+    shape: tuple[int, ...]
+    matrix: bool = True
+    """Stays in the checkpoint's format; otherwise it is read as a flat float32 vector, whatever its shape."""
+    optional: bool = False
+
+
+Value = Stored | F32
+"""What fills a need: a matrix as stored, or a vector."""
 
 
 class Layer:
@@ -27,9 +46,26 @@ class Layer:
 class Leaf(Layer):
     """A layer with tensors of its own."""
 
+    def needs(self) -> list[Need]:
+        """Its tensors. Those with the same prefix of `part` and the same ending may come as one, stacked in order."""
+        raise NotImplementedError
+
+    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+        """Take the tensors, in the order of `needs` (optional ones only where the checkpoint has them). `style` is the
+        checkpoint's: "hf" or "gguf"."""
+        raise NotImplementedError
+
+
+def matrices(values: Sequence[tuple[Need, Value]]) -> list[Stored]:
+    return [cast(Stored, value) for need, value in values if need.matrix]
+
+
+def vectors(values: Sequence[tuple[Need, Value]]) -> list[F32]:
+    return [cast(F32, value) for need, value in values if not need.matrix]
+
 
 class Linear(Leaf):
-    """x @ W^T (+ bias) (+ residual), W [sum of parts, n_in].
+    """scale * (x @ W^T (+ bias)) (+ residual), W [sum of parts, n_in].
 
     `parts` names the row blocks of W in order ({"q": 576, "k": 192, "v": 192}); {"": n} is a plain matrix.
     `bias`: True, False, or None (where the checkpoint has one).
@@ -38,24 +74,60 @@ class Linear(Leaf):
     weight: Weight
     bias: Vector | None = None
 
-    def __init__(self, n_in: int, parts: Mapping[str, int], bias: bool | None = False):
+    def __init__(self, n_in: int, parts: Mapping[str, int], bias: bool | None = False, scale: float = 1.0):
         self.n_in = n_in
         self.parts = dict(parts)
         self.biased = bias
+        self.scale = scale
+
+    @property
+    def n_out(self) -> int:
+        return sum(self.parts.values())
+
+    def needs(self) -> list[Need]:
+        rows = [Need(part, ".weight", (n, self.n_in)) for part, n in self.parts.items()]
+        if self.biased is not False:
+            optional = self.biased is None
+            rows += [Need(part, ".bias", (n,), False, optional) for part, n in self.parts.items()]
+        return rows
+
+    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+        self.weight = device.weight(matrices(values))
+        biases = vectors(values)
+        if biases:
+            self.bias = device.vector(np.concatenate(biases))
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None = None) -> Array:
-        return ops.linear(x, self.weight, self.bias, residual)
+        return ops.linear(x, self.weight, self.bias, residual, self.scale)
 
 
 class GatedLinear(Linear):
     """activation(x @ gate^T) * (x @ up^T): the first half of a gated MLP (Shazeer, "GLU variants", 2020)."""
 
-    def __init__(self, n_in: int, n: int, activation: Activation):
-        super().__init__(n_in, {"gate": n, "up": n})
+    def __init__(self, n_in: int, n: int, activation: Activation, bias: bool | None = False):
+        super().__init__(n_in, {"gate": n, "up": n}, bias)
         self.activation = activation
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None = None) -> Array:
-        return ops.gated(x, self.weight, self.activation)
+        return ops.gated(x, self.weight, self.activation, self.bias)
+
+
+class Headwise(Leaf):
+    """Each head's part of x, n_in wide, times a matrix [n, n_in] of its own; W is [heads * n, n_in]."""
+
+    weight: Weight
+
+    def __init__(self, heads: int, n_in: int, n: int):
+        self.heads, self.n_in, self.n = heads, n_in, n
+
+    def needs(self) -> list[Need]:
+        return [Need("", ".weight", (self.heads * self.n, self.n_in))]
+
+    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+        self.weight = device.weight(matrices(values))
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        return ops.headwise(x, self.weight, self.heads)
 
 
 class Embedding(Leaf):
@@ -68,22 +140,37 @@ class Embedding(Leaf):
         self.width = width
         self.scale = scale
 
+    def needs(self) -> list[Need]:
+        return [Need("", ".weight", (self.vocab, self.width))]
+
+    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+        self.weight = device.weight(matrices(values))
+
     def __call__(self, ops: Ops, batch: Any) -> Array:
         return ops.embed(batch, self.weight, self.scale)
 
 
-class RMSNorm(Leaf):
-    """Zhang and Sennrich, "Root mean square layer normalization" (2019).
+class Positions(Embedding):
+    """Learned embeddings of positions: row position + `offset` of a table with `count` rows, added to x."""
 
-    `plus_one`: the checkpoint stores w - 1 (Gemma in the Hugging Face layout).
-    """
+    def __init__(self, count: int, width: int, offset: int = 0):
+        super().__init__(count, width)
+        self.offset = offset
+
+    def add(self, ops: Ops, batch: Any, x: Array) -> Array:
+        return ops.embed_positions(batch, self.weight, self.offset, x)
+
+
+class Values(Leaf):
+    """A float32 vector that a layer hands to an operation (sinks, a router's correction)."""
 
     weight: Vector
 
-    def __init__(self, width: int, eps: float, plus_one: bool = False):
-        self.width = width
-        self.eps = eps
-        self.plus_one = plus_one
+    def __init__(self, *shape: int):
+        self.shape = shape
 
-    def __call__(self, ops: Ops, x: Array, residual: Array | None = None) -> Array:
-        return ops.norm(x, self.weight, self.eps, residual)
+    def needs(self) -> list[Need]:
+        return [Need("", "", self.shape, matrix=False)]
+
+    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+        self.weight = device.vector(vectors(values)[0])

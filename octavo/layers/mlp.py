@@ -7,11 +7,25 @@ from octavo.ops.contract import Activation, Array, Ops
 
 
 class GatedMLP(Layer):
-    """down(activation(gate(x)) * up(x))."""
+    """scale * down(activation(gate(x)) * up(x)) (+ residual). `bias` is on all three."""
 
-    def __init__(self, hidden: int, inner: int, activation: Activation):
-        self.gate_up = GatedLinear(hidden, inner, activation)
-        self.down = Linear(inner, {"": hidden})
+    def __init__(
+        self, hidden: int, inner: int, activation: Activation, *, bias: bool | None = False, scale: float = 1.0
+    ):
+        self.gate_up = GatedLinear(hidden, inner, activation, bias)
+        self.down = Linear(inner, {"": hidden}, bias, scale)
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
         return self.down(ops, self.gate_up(ops, x), residual)
+
+
+class PlainMLP(Layer):
+    """down(activation(up(x))) (+ residual). `bias` is on both."""
+
+    def __init__(self, hidden: int, inner: int, activation: Activation, *, bias: bool | None = True):
+        self.up = Linear(hidden, {"": inner}, bias)
+        self.activation = activation
+        self.down = Linear(inner, {"": hidden}, bias)
+
+    def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
+        return self.down(ops, ops.activate(self.up(ops, x), self.activation), residual)

@@ -12,11 +12,30 @@ from octavo.ops.contract import Activation
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
+    "swiglu": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
 }
+"""config.json's words for activation functions."""
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "rms_norm_eps": (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layernorm_epsilon",
+        "norm_eps",
+        "norm_epsilon",
+    ),
+    "hidden_act": ("hidden_activation", "hidden_act", "activation_function"),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+}
+"""Spellings of what families agree on in all but the name; the first that is set counts."""
 
 
 class ModelConfigError(ValueError):
@@ -46,6 +65,10 @@ class ModelConfig:
     """RoPE parameters in transformers' names: rope_type, rope_theta, factor, …"""
     windows: tuple[int, ...]
     """Per layer the sliding window in tokens, the query's own included; 0 = full attention."""
+    layer_types: tuple[str, ...]
+    """Per layer config.json's word, "full_attention" where it has none."""
+    experts: int
+    """Routed experts per layer; 0: the model is dense."""
     attention_bias: bool | None
     """None: not said; a bias is then used where the checkpoint has one."""
     mlp_bias: bool | None
@@ -60,11 +83,12 @@ class ModelConfig:
         layers = number("num_hidden_layers")
         kv_heads = number("num_key_value_heads", heads)
         head_dim = number("head_dim", 0) or hidden // heads
+        experts = next((number(word) for word in WORDS["experts"] if raw.get(word)), 0)
         if heads % kv_heads:
             raise ModelConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-        if head_dim % 2 or head_dim > 512:
-            raise ModelConfigError(f"head_dim {head_dim} is not supported: it must be even and at most 512")
-        name = str(raw.get("hidden_activation") or raw.get("hidden_act") or "silu")
+        if head_dim % 2 or head_dim > 1024:
+            raise ModelConfigError(f"head_dim {head_dim} is not supported: it must be even and at most 1024")
+        name = str(next((raw[word] for word in WORDS["hidden_act"] if raw.get(word)), "silu"))
         if name not in ACTIVATIONS:
             raise ModelConfigError(f"activation {name!r} is not supported; known: {', '.join(sorted(ACTIVATIONS))}")
         return cls(
@@ -76,16 +100,23 @@ class ModelConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            eps=float(raw.get("rms_norm_eps", 1e-6)),
+            eps=float(next((raw[word] for word in WORDS["rms_norm_eps"] if raw.get(word) is not None), 1e-6)),
             activation=ACTIVATIONS[name],
             max_position_embeddings=number("max_position_embeddings", 2048),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             rope=_rope(raw),
             windows=_windows(raw, layers),
+            layer_types=tuple(raw.get("layer_types") or ("full_attention",) * layers),
+            experts=experts,
             attention_bias=raw.get("attention_bias"),
             mlp_bias=raw.get("mlp_bias"),
             raw=raw,
         )
+
+    def rope_of(self, layer_type: str) -> Mapping[str, Any]:
+        """RoPE parameters of one kind of layer, where `rope_parameters` has an entry per kind; else those of all."""
+        nested = (self.raw.get("rope_parameters") or {}).get(layer_type)
+        return self.rope if nested is None else {**nested}
 
 
 class _Reader:
@@ -109,7 +140,8 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """RoPE parameters from either spelling: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)}
     rope.update(raw.get("rope_scaling") or {})
-    rope.update(raw.get("rope_parameters") or {})
+    given = raw.get("rope_parameters") or {}
+    rope.update(given if "rope_type" in given or "rope_theta" in given else given.get("full_attention") or {})
     if "type" in rope and rope["rope_type"] == "default":  # the oldest spelling
         rope["rope_type"] = rope["type"]
     for key in ("rope_freq_factors", "partial_rotary_factor"):
@@ -131,9 +163,11 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     if types is not None:
         if len(types) != layers:
             raise ModelConfigError(f"layer_types lists {len(types)} layers, num_hidden_layers says {layers}")
-        unknown = set(types) - {"sliding_attention", "full_attention"}
+        unknown = set(types) - {"sliding_attention", "full_attention", "chunked_attention"}
         if unknown:
-            raise ModelConfigError(f"layer_types holds {sorted(unknown)}: only sliding and full attention are built")
+            raise ModelConfigError(
+                f"layer_types holds {sorted(unknown)}: only full, sliding and chunked attention are built"
+            )
         if "sliding_attention" in types and not window:
             raise ModelConfigError("layer_types asks for sliding attention, but sliding_window is not set")
         return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from octavo.layers.attention import Attention
-from octavo.layers.linear import RMSNorm
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Block, Decoder
 
 
 def dense(
-    c: ModelConfig, max_model_len: int, *, bias: bool | None, out_bias: bool | None = False, qk_norm: bool = False
+    c: ModelConfig,
+    max_model_len: int,
+    *,
+    bias: bool | None,
+    out_bias: bool | None = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
 ) -> Decoder:
     """A decoder of RMS norms, rotary grouped-query attention and gated MLPs.
 
-    `bias`: on q, k and v; `out_bias`: on the output projection; `qk_norm`: an RMS norm on each query and key head.
+    `bias`: on q, k and v; `out_bias`: on the output projection; `mlp_bias`: on the MLP's three matrices; `qk_norm`: an
+    RMS norm on each query and key head.
     """
     rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
 
@@ -35,7 +42,7 @@ def dense(
                 k_norm=RMSNorm(c.head_dim, c.eps) if qk_norm else None,
             ),
             norm2=RMSNorm(c.hidden_size, c.eps),
-            mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation),
+            mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation, bias=mlp_bias),
         )
 
     return Decoder(c, block, RMSNorm(c.hidden_size, c.eps))

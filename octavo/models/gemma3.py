@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.layers.attention import Attention
-from octavo.layers.linear import RMSNorm
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Block, Decoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.dense import dense
 from octavo.models.names import LLAMA as NAMES
@@ -11,6 +11,4 @@ __all__ = ["NAMES", "make"]
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
-    if c.mlp_bias:
-        raise ModelConfigError("mlp_bias = true is not supported yet: no released Llama model sets it")
-    return dense(c, max_model_len, bias=c.attention_bias, out_bias=c.attention_bias)
+    return dense(c, max_model_len, bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=bool(c.mlp_bias))

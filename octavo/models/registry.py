@@ -3,38 +3,118 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.models import gemma3, llama, mistral, qwen2, qwen3
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.names import Names
 
+MODULES: dict[str, str] = {
+    "ApertusForCausalLM": "apertus",
+    "ArceeForCausalLM": "arcee",
+    "BaichuanForCausalLM": "baichuan",
+    "BaiChuanForCausalLM": "baichuan",
+    "BloomForCausalLM": "bloom",
+    "CohereForCausalLM": "cohere",
+    "Cohere2ForCausalLM": "cohere",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
+    "Ernie4_5ForCausalLM": "ernie",
+    "Ernie4_5_ForCausalLM": "ernie",
+    "Ernie4_5_MoeForCausalLM": "ernie_moe",
+    "Ernie4_5_MoEForCausalLM": "ernie_moe",
+    "Exaone4ForCausalLM": "exaone4",
+    "ExaoneForCausalLM": "exaone",
+    "FalconForCausalLM": "falcon",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
+    "GemmaForCausalLM": "gemma",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GlmForCausalLM": "glm",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeSharedForCausalLM": "granite_moe",
+    "HunYuanDenseV1ForCausalLM": "hunyuan",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
+    "InternLM2ForCausalLM": "internlm2",
+    "InternLM3ForCausalLM": "internlm3",
+    "KimiK2ForCausalLM": "deepseek",
+    "LlamaForCausalLM": "llama",
+    "Llama4ForCausalLM": "llama4",
+    "MiniCPMForCausalLM": "minicpm",
+    "Ministral3ForCausalLM": "ministral3",
+    "MinistralForCausalLM": "ministral",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "MptForCausalLM": "mpt",
+    "MPTForCausalLM": "mpt",
+    "NemotronForCausalLM": "nemotron",
+    "OlmoForCausalLM": "olmo",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
+    "OPTForCausalLM": "opt",
+    "PhiForCausalLM": "phi",
+    "Phi3ForCausalLM": "phi3",
+    "PhimoeForCausalLM": "phimoe",
+    "PhiMoEForCausalLM": "phimoe",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
+}
+"""Name of an architecture -> the module of this package that builds it. A module is imported when its model is."""
+
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build a model and where its tensors come from."""
+    """How to build a model and where its tensors come from: what a module of this package says about its families.
 
+    A module has `make`, `NAMES` or `names`, and optionally `IGNORE` and `rewrite`.
+    """
+
+    name: str
     make: Callable[[ModelConfig, int], Decoder]
     """(config, max_model_len) -> the model, unfilled."""
-    names: Names
-    ignore: tuple[str, ...] = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
+    names: Callable[[ModelConfig], Names]
+    ignore: tuple[str, ...]
     """Checkpoint tensors that may be left unused (glob patterns)."""
+    rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    """config.json with the family's own keys in the common words."""
+
+    def config(self, raw: Mapping[str, Any]) -> ModelConfig:
+        """Read config.json. Raises ModelConfigError."""
+        return ModelConfig.read(self.rewrite(raw), self.name)
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(llama.make, llama.NAMES),
-    "MistralForCausalLM": Architecture(mistral.make, mistral.NAMES),
-    "Qwen2ForCausalLM": Architecture(qwen2.make, qwen2.NAMES),
-    "Qwen3ForCausalLM": Architecture(qwen3.make, qwen3.NAMES),
-    "Gemma3ForCausalLM": Architecture(gemma3.make, gemma3.NAMES),
-}
+IGNORE = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
+"""Rotary frequencies that old checkpoints carry: they follow from the config."""
 
 
-def find(raw: Mapping[str, Any]) -> tuple[str, Architecture]:
-    """(name, architecture) of the first entry of config.json's `architectures` that is known.
+def architecture(name: str) -> Architecture:
+    """The architecture called `name`, a key of `MODULES`."""
+    module = importlib.import_module(f"octavo.models.{MODULES[name]}")
+    names = getattr(module, "names", None) or (lambda _: module.NAMES)
+    ignore = (*IGNORE, *getattr(module, "IGNORE", ()))
+    return Architecture(name, module.make, names, ignore, getattr(module, "rewrite", lambda raw: raw))
+
+
+def find(raw: Mapping[str, Any]) -> Architecture:
+    """The first entry of config.json's `architectures` that is known.
 
     Raises ModelConfigError that says what the checkpoint is and what could be run.
     """
@@ -45,10 +125,10 @@ def find(raw: Mapping[str, Any]) -> tuple[str, Architecture]:
             f"model_type is {raw.get('model_type')!r}"
         )
     for name in wanted:
-        if name in ARCHITECTURES:
-            return name, ARCHITECTURES[name]
-    near = difflib.get_close_matches(str(wanted[0]), ARCHITECTURES, 1, 0.8)
+        if name in MODULES:
+            return architecture(name)
+    near = difflib.get_close_matches(str(wanted[0]), MODULES, 1, 0.8)
     hint = f" (the nearest is {near[0]})" if near else ""
     raise ModelConfigError(
-        f"architecture {wanted[0]} is not supported yet{hint}; supported: {', '.join(sorted(ARCHITECTURES))}"
+        f"architecture {wanted[0]} is not supported yet{hint}; supported: {', '.join(sorted(MODULES))}"
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from octavo.layers.linear import Embedding, Leaf, Linear, RMSNorm
+from octavo.layers.linear import Leaf, Need, Value
 from octavo.models.decoder import Decoder
-from octavo.models.names import Names, expand
+from octavo.models.names import Names, Source, expand
 from octavo.ops.contract import F32, Device, Stored
 
 
@@ -30,8 +30,8 @@ class Checkpoint(Protocol):
 
     def names(self) -> set[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
-    def stored(self, name: str) -> Stored: ...
-    def vector(self, name: str) -> F32: ...
+    def stored(self, name: str, index: int | None = None) -> Stored: ...
+    def vector(self, name: str, index: int | None = None) -> F32: ...
 
 
 def load(
@@ -47,75 +47,96 @@ def load(
     `ignore`: glob patterns of checkpoint tensors that may stay unused. `on_progress(done, total)` is called after each
     leaf. Raises LoadError before anything is packed when a tensor is missing, left over or of the wrong shape.
     """
-    sources: dict[str, str] = {ours: theirs for theirs, ours in expand(names, model.config.layers)}
+    sources = _Sources(names, model, checkpoint)
     leaves = dict(model.leaves())
-    plan = _plan(leaves, sources, checkpoint)
+    plan = {path: list(_find(path, leaf, sources)) for path, leaf in leaves.items()}
     allowed = list(ignore)
-    if model.lm_head is None:
-        allowed.append(sources["lm_head"] + ".weight")  # a tied model may store its table twice
-    _check(plan, checkpoint, allowed)
+    if model.lm_head is None:  # a tied model may store its table twice
+        allowed += [f"{source.name}{ending}" for source in sources["lm_head"] for ending in (".weight", ".bias")]
+    _check([found for row in plan.values() for found in row], checkpoint, allowed, model.config.experts)
     for done, (path, leaf) in enumerate(leaves.items()):
-        _fill(leaf, plan[path], checkpoint, device)
+        leaf.fill(device, [(found.need, _read(found, checkpoint)) for found in plan[path]], checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
 
 
-Plan = list[tuple[str, tuple[int, ...]]]
-"""Tensors of one leaf as (checkpoint name, expected shape): its parts' weights in order, then their biases."""
+class Found(NamedTuple):
+    """A need, the full name of the tensor that fills it, and how it lies there."""
+
+    need: Need
+    name: str
+    source: Source
 
 
-def _plan(leaves: dict[str, Leaf], sources: dict[str, str], checkpoint: Checkpoint) -> dict[str, Plan]:
+class _Sources:
+    """The rows of a name table by path, in the checkpoint's style."""
+
+    def __init__(self, names: Names, model: Decoder, checkpoint: Checkpoint):
+        self.have = checkpoint.names()
+        self._by_path: dict[str, list[Source]] = defaultdict(list)
+        for source in expand(names, model.config.layers, model.config.experts):
+            if source.view is not None and checkpoint.style == "gguf" and not source.view.in_gguf:
+                source = source._replace(view=None)
+            self._by_path[source.path].append(source)
+
+    def __getitem__(self, path: str) -> list[Source]:
+        return self._by_path.get(path, [])
+
+    def find(self, path: str, need: Need) -> Found | None:
+        """The first source of a need whose tensor exists; else the first of all; None where the table has none."""
+        path = f"{path}.{need.part}" if need.part else path
+        found = [Found(need, s.name, s) for s in self[path + need.ending]] if need.ending else []
+        found += [Found(need, s.name + need.ending, s) for s in self[path]]
+        return next((f for f in found if f.name in self.have), found[0] if found else None)
+
+
+def _find(path: str, leaf: Leaf, sources: _Sources) -> Iterator[Found]:
+    """The tensors of a leaf, in the order of its needs; parts that the checkpoint keeps in one tensor are one need."""
+    for (prefix, _), group in groupby(leaf.needs(), lambda need: (need.part.rpartition(".")[0], need.ending)):
+        needs = list(group)
+        found = [sources.find(path, need) for need in needs]
+        if len(needs) > 1 and not all(f is not None and f.name in sources.have for f in found):
+            rows = sum(need.shape[0] for need in needs)
+            whole = sources.find(path, needs[0]._replace(part=prefix, shape=(rows, *needs[0].shape[1:])))
+            if whole is not None and (whole.name in sources.have or None in found):
+                found, needs = [whole], [whole.need]
+        for need, one in zip(needs, found, strict=True):
+            if one is None:
+                raise LoadError(f"the architecture's name table has no row for {path}.{need.part}{need.ending}")
+            if one.name in sources.have or not need.optional:
+                yield one
+
+
+def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], experts: int) -> None:
     have = checkpoint.names()
-    plan: dict[str, Plan] = {}
-    for path, leaf in leaves.items():
-        if isinstance(leaf, Linear):
-            bases = [(sources[f"{path}.{part}" if part else path], n) for part, n in leaf.parts.items()]
-            rows: Plan = [(f"{base}.weight", (n, leaf.n_in)) for base, n in bases]
-            biased = leaf.biased
-            if biased is None:
-                biased = any(f"{base}.bias" in have for base, _ in bases)
-            if biased:
-                rows += [(f"{base}.bias", (n,)) for base, n in bases]
-        elif isinstance(leaf, Embedding):
-            rows = [(f"{sources[path]}.weight", (leaf.vocab, leaf.width))]
-        elif isinstance(leaf, RMSNorm):
-            rows = [(f"{sources[path]}.weight", (leaf.width,))]
-        else:
-            raise TypeError(f"the loader knows no leaf of kind {type(leaf).__name__} (at {path})")
-        plan[path] = rows
-    return plan
-
-
-def _check(plan: dict[str, Plan], checkpoint: Checkpoint, allowed: list[str]) -> None:
-    have = checkpoint.names()
-    wanted = {name: shape for rows in plan.values() for name, shape in rows}
-    unused = sorted(n for n in have - wanted.keys() if not any(fnmatch.fnmatch(n, p) for p in allowed))
-    missing = [n for n in wanted if n not in have]
-    wrong = [
-        f"{name} has shape {list(checkpoint.shape(name))}, {list(shape)} is needed"
-        for name, shape in wanted.items()
-        if name in have and tuple(checkpoint.shape(name)) != shape
-    ]
+    wanted = dict.fromkeys((found.name, _shape(found, experts)) for found in plan)
+    used = {name for name, _ in wanted}
+    unused = sorted(n for n in have - used if not any(fnmatch.fnmatch(n, p) for p in allowed))
     problems: list[str] = []
-    for name in missing:
-        near = difflib.get_close_matches(name, unused, 1, 0.8)
-        problems.append(f"{name} is missing" + (f" (the checkpoint has {near[0]})" if near else ""))
-    problems += wrong
+    for name in dict.fromkeys(found.name for found in plan):
+        if name not in have:
+            near = difflib.get_close_matches(name, unused, 1, 0.8)
+            problems.append(f"{name} is missing" + (f" (the checkpoint has {near[0]})" if near else ""))
+    for name, shape in wanted:
+        if name in have and tuple(checkpoint.shape(name)) != shape:
+            problems.append(f"{name} has shape {list(checkpoint.shape(name))}, {list(shape)} is needed")
     problems += [f"{name} is in the checkpoint, but this architecture does not use it" for name in unused]
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise LoadError(f"the checkpoint does not fit its architecture: {shown}")
 
 
-def _fill(leaf: Leaf, rows: Plan, checkpoint: Checkpoint, device: Device) -> None:
-    matrices = [name for name, shape in rows if len(shape) == 2]
-    vectors = [checkpoint.vector(name) for name, shape in rows if len(shape) == 1]
-    if isinstance(leaf, RMSNorm):
-        values = vectors[0]
-        if leaf.plus_one and checkpoint.style == "hf":
-            values = values + np.float32(1)
-        leaf.weight = device.vector(values)
-    elif isinstance(leaf, Linear | Embedding):
-        leaf.weight = device.weight([checkpoint.stored(name) for name in matrices])
-        if vectors and isinstance(leaf, Linear):
-            leaf.bias = device.vector(np.concatenate(vectors))
+def _shape(found: Found, experts: int) -> tuple[int, ...]:
+    """That the tensor must have in the checkpoint."""
+    view = found.source.view
+    shape = found.need.shape if view is None else view.shape(found.need.shape)
+    return shape if found.source.expert is None else (experts, *shape)
+
+
+def _read(found: Found, checkpoint: Checkpoint) -> Value:
+    need, name, (_, _, view, expert) = found
+    if need.matrix:
+        stored = checkpoint.stored(name, expert)
+        return stored if view is None else view.matrix(stored)
+    values = checkpoint.vector(name, expert)
+    return values if view is None else view.vector(values)

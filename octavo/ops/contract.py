@@ -378,6 +378,20 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
+class KVShape(NamedTuple):
+    """What a layer keeps of a token."""
+
+    kv_heads: int
+    head_dim: int
+    latent: int = 0
+    """When > 0, only keys are kept, and the first `latent` elements of a key are its value (one KV head)."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of the cache that a token takes in one layer."""
+        return self.kv_heads * self.head_dim * (1 if self.latent else 2)
+
+
 class KVSpec(NamedTuple):
     """Size of the KV cache: what a device allocates."""
 
@@ -393,12 +407,7 @@ class KVSpec(NamedTuple):
     group_of: tuple[int, ...]
     """KV group of each layer."""
     latent: int = 0
-    """When > 0, only keys are stored, and the first `latent` elements of a key are its value (one KV head)."""
-
-    @property
-    def token_elements(self) -> int:
-        """Elements of the cache that a token takes in one layer."""
-        return self.kv_heads * self.head_dim * (1 if self.latent else 2)
+    """See `KVShape`."""
 
 
 class Program(Protocol):

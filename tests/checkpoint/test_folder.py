@@ -159,16 +159,19 @@ def test_missing_files(llama: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_questions(llama: Path) -> None:
-    arrays = {"ids": np.arange(4), "matrix": np.ones((2, 3), np.float32), "cube": np.ones((2, 2, 2), np.float32)}
+    cube = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    arrays = {"ids": np.arange(4), "line": np.ones(3, np.float32), "cube": cube}
     safetensors.numpy.save_file(arrays, llama / "model.safetensors")
     with open_checkpoint(llama) as checkpoint:
-        assert checkpoint.kind("ids") == "I64" and checkpoint.shape("cube") == (2, 2, 2)
+        assert checkpoint.kind("ids") == "I64" and checkpoint.shape("cube") == (2, 3, 2)
         with pytest.raises(CheckpointError, match="'ids' has the type I64; weights can be read as F32, F16"):
             checkpoint.vector("ids")
-        with pytest.raises(CheckpointError, match=r"'matrix' has shape \[2, 3\]; a vector was expected"):
-            checkpoint.vector("matrix")
-        with pytest.raises(CheckpointError, match=r"'cube' has shape \[2, 2, 2\]; a matrix was expected"):
-            checkpoint.stored("cube")
+        with pytest.raises(CheckpointError, match=r"'line' has shape \[3\]; a matrix was expected"):
+            checkpoint.stored("line")
+        # A stack is one tall matrix, or each of its entries by itself; a vector is flat.
+        assert np.array_equal(dense(checkpoint.stored("cube")), cube.reshape(6, 2))
+        assert np.array_equal(dense(checkpoint.stored("cube", 1)), cube[1])
+        assert np.array_equal(checkpoint.vector("cube", 1), cube[1].reshape(-1))
         with pytest.raises(CheckpointError, match="has no tensor 'absent'"):
             checkpoint.stored("absent")
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.models import weights
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.registry import find
 from octavo.models.weights import LoadError
 from tests.devices import make_device
-from tests.models.tiny import Loaded, make
+from tests.models.tiny import VARIANTS, Loaded, make
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +144,48 @@ def test_unknown_architecture_lists_the_known() -> None:
         find({"architectures": ["LLamaForCausalLM"]})
     with pytest.raises(ModelConfigError, match="names no architecture"):
         find({})
+
+
+class Hidden:
+    """A checkpoint seen with one tensor gone, renamed, or of another shape."""
+
+    def __init__(self, real: Checkpoint, gone: str = "", renamed: str = "", reshaped: str = "") -> None:
+        self.real, self.gone, self.renamed, self.reshaped = real, gone, renamed, reshaped
+        self.style = real.style
+
+    def names(self) -> set[str]:
+        names = self.real.names() - {self.gone}
+        return names - {self.renamed} | {self.renamed + "_"} if self.renamed else names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self.real.shape(name.removesuffix("_") if name == self.renamed + "_" else name)
+        return (shape[0] + 1, *shape[1:]) if name == self.reshaped else shape
+
+    def stored(self, name: str, index: int | None = None) -> Any:
+        raise AssertionError("bytes were read before the names and shapes were checked")
+
+    vector = stored
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_checkpoint_loads_with_a_tensor_gone_renamed_or_reshaped(variant: str, tmp_path: Path) -> None:
+    """Every kind of tensor (names but for their numbers) of every variant, three ways."""
+    path, _ = make(variant, tmp_path)
+    with open_checkpoint(path) as real:
+        found = find(real.config)
+        config = found.config(real.config)
+        kinds = {re.sub(r"\.\d+\.", ".N.", name): name for name in sorted(real.names())}
+        optional = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        ignored = [n for n in kinds.values() if any(fnmatch.fnmatch(n, p) for p in found.ignore) or n in optional]
+        assert len(ignored) < len(kinds) / 2
+        for name in sorted(set(kinds.values()) - set(ignored)):
+            for change in ("gone", "renamed", "reshaped"):
+                model = found.make(config, 512)
+                with pytest.raises(LoadError, match=re.escape(name)):
+                    weights.load(
+                        model,
+                        Hidden(real, **{change: name}),
+                        found.names(config),
+                        make_device("reference"),
+                        found.ignore,
+                    )

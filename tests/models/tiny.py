@@ -1,19 +1,26 @@
-"""Tiny random checkpoints of each architecture, made by transformers, and ways to run them on a device."""
+"""Tiny random checkpoints of each architecture, made by transformers, and ways to run them on a device.
+
+A family's variants are in a module of `tests.models.families`, in a dict `VARIANTS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from octavo.checkpoint import open_checkpoint
-from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.registry import find
 from octavo.models.weights import load
 from octavo.ops.contract import BatchArrays, BatchLimits, CompiledModel, Device, KVSpec
+from tests.models import families
+from tests.models.variant import Variant
 
 COMMON: dict[str, Any] = {
     "vocab_size": 199,
@@ -28,52 +35,20 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+"""What every variant's config starts from."""
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"tie_word_embeddings": False}),
-    "llama-mha-bias": ("Llama", {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
-    "llama-mqa": ("Llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}),
-    "llama-head-dim": ("Llama", {"head_dim": 32}),
-    "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
-    "llama-rope-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
-    "llama-rope-yarn": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-window": ("Mistral", {"sliding_window": 24, "head_dim": 32}),
-    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
-    "gemma3": (
-        "Gemma3",
-        {
-            "head_dim": 32,
-            "sliding_window": 16,
-            "sliding_window_pattern": 3,
-            "query_pre_attn_scalar": 24,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-        },
-    ),
-}
-"""Name -> (family, what its config changes)."""
+def _collect() -> dict[str, Variant]:
+    found: dict[str, Variant] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(families.__path__)):
+        variants = importlib.import_module(f"tests.models.families.{module}").VARIANTS
+        assert not found.keys() & variants.keys(), f"two variants of one name in {module}"
+        found.update(variants)
+    return found
+
+
+VARIANTS = _collect()
+"""Every variant of every family, by name."""
 
 
 def make(name: str, folder: Path, seed: int = 0) -> tuple[Path, Any]:
@@ -81,17 +56,32 @@ def make(name: str, folder: Path, seed: int = 0) -> tuple[Path, Any]:
     import torch
     import transformers
 
-    family, changes = VARIANTS[name]
-    suffix = "TextConfig" if family == "Gemma3" else "Config"
-    config = getattr(transformers, family + suffix)(**{**COMMON, **changes})
+    variant = VARIANTS[name]
+    config = getattr(transformers, variant.config or variant.family + "Config")(
+        **({**COMMON, **variant.changes} if variant.common else variant.changes)
+    )
     torch.manual_seed(seed)
-    model = getattr(transformers, family + "ForCausalLM")(config).eval().float()
+    model = getattr(transformers, variant.model or variant.family + "ForCausalLM")(config).eval().float()
     with torch.no_grad():
         for value in model.parameters():  # norms and biases start at 1 and 0: move them off
             if value.ndim == 1:
                 value.add_(torch.randn_like(value) * 0.2)
-    model.save_pretrained(folder / name)
-    return folder / name, model
+        if variant.adjust is not None:
+            variant.adjust(model)
+    path = folder / name
+    model.save_pretrained(path)
+    if variant.rewrite is not None:
+        _rewrite(path, variant.rewrite)
+    return path, model
+
+
+def _rewrite(path: Path, rewrite: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    config, tensors = json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
+    rewrite(config, tensors)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path / "model.safetensors")
 
 
 class Loaded:
@@ -110,10 +100,10 @@ class Loaded:
         sequences: int = 64,
     ):
         with open_checkpoint(path) as checkpoint:
-            name, architecture = find(checkpoint.config)
-            self.config = ModelConfig.read(checkpoint.config, name)
+            architecture = find(checkpoint.config)
+            self.config = architecture.config(checkpoint.config)
             self.model: Decoder = architecture.make(self.config, max_model_len)
-            load(self.model, checkpoint, architecture.names, device, architecture.ignore)
+            load(self.model, checkpoint, architecture.names(self.config), device, architecture.ignore)
         self.block_size = block_size
         group_of = [0] * self.config.layers
         for index, group in enumerate(self.model.groups):
@@ -121,12 +111,13 @@ class Loaded:
                 group_of[layer] = index
         self.spec = KVSpec(
             self.config.layers,
-            self.config.kv_heads,
-            self.config.head_dim,
+            self.model.kv.kv_heads,
+            self.model.kv.head_dim,
             kv_dtype,
             block_size,
             (blocks,) * len(self.model.groups),
             tuple(group_of),
+            self.model.kv.latent,
         )
         self.limits = BatchLimits(tokens, sequences, tokens, max_model_len)
         self.compiled: CompiledModel = device.compile(

@@ -12,6 +12,7 @@ from octavo.devices import select_device
 from octavo.devices.cpu.threads import allowed_cpus
 from octavo.devices.memory import available_memory
 from octavo.models.config import ModelConfig
+from octavo.ops.contract import KVShape
 from octavo.resolve import activations, check_quantization, resolve
 from octavo.types import KVGroup
 
@@ -33,7 +34,7 @@ TOKEN = 2 * 4 * 2 * 16 * 2
 
 
 def run(available: int, groups: Any = FULL, **options: Any):
-    return resolve(EngineConfig(**options), MODEL, groups, available, "free on this machine")
+    return resolve(EngineConfig(**options), MODEL, groups, KVShape(2, 16), available, "free on this machine")
 
 
 def test_the_cache_holds_every_sequence_when_memory_allows() -> None:

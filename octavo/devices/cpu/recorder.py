@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from octavo.ops.contract import F32, Activation, AttentionShape, HeadNorm, KVSpec, Rope
+from octavo.ops.contract import F32, Activation, AttentionShape, KVSpec, Rope
 
 Activations = Literal["float32", "int16", "int8"]
 
@@ -115,7 +115,11 @@ class Recorder:
             self._rotaries[rope] = out
         return self._rotaries[rope]
 
-    def norm(self, x: Any, weight: Any, eps: float, residual: Any = None) -> CpuArray:
+    def norm(
+        self, x: Any, weight: Any, eps: float, residual: Any = None, *, bias: Any = None, center: bool = False
+    ) -> CpuArray:
+        if bias is not None or center:
+            raise ValueError("norm: a layer norm is not built on this device yet")
         _same_width("norm: weight", weight.size, x.width)
         added = self._residual("norm", residual, x.width)
         out = self._array(x.width, makes=(INT8, INT16))
@@ -123,7 +127,9 @@ class Recorder:
         self._add(lambda program, at: program.norm(at(source), [at(b) for b in out.wanted()], weight, eps, at(added)))
         return out
 
-    def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> CpuArray:
+    def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None, scale: float = 1.0) -> CpuArray:
+        if scale != 1:
+            raise ValueError("linear: a scale is not built on this device yet")
         if bias is not None:
             _same_width("linear: bias", bias.size, weight.n_out)
         forms, inputs = self._inputs("linear", x, weight, head=False)
@@ -136,7 +142,9 @@ class Recorder:
         )
         return out
 
-    def gated(self, x: Any, weight: Any, activation: Activation) -> CpuArray:
+    def gated(self, x: Any, weight: Any, activation: Activation, bias: Any = None, limit: float = 0.0) -> CpuArray:
+        if bias is not None or limit:
+            raise ValueError("gated: a bias or limit is not built on this device yet")
         if activation not in ACTIVATIONS:
             raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
         if weight.n_out % 2:
@@ -158,15 +166,17 @@ class Recorder:
         qkv: Any,
         rotary: Any,
         shape: AttentionShape,
-        q_norm: HeadNorm | None = None,
-        k_norm: HeadNorm | None = None,
-        v_norm: HeadNorm | None = None,
+        q_norm: Any = None,
+        k_norm: Any = None,
+        v_norm: Any = None,
     ) -> CpuArray:
         self._check_shape(shape)
-        stored = shape.kv_heads * shape.stores
-        _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * stored) * shape.head_dim)
-        heads = (("q_norm", q_norm, shape.heads), ("k_norm", k_norm, stored), ("v_norm", v_norm, stored))
-        norms = [_head_norm(name, norm, count, shape.head_dim) for name, norm, count in heads]
+        _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None:
+                _same_width(f"store_kv: {name}", norm.weight.size, shape.head_dim)
+        q_weight, k_weight = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
+        eps = max((norm.eps for norm in (q_norm, k_norm) if norm is not None), default=0.0)
         turned = 0 if rotary is None else rotary.width
         if turned > shape.head_dim:
             raise ValueError(f"store_kv: rotary turns {turned} values of a head of {shape.head_dim}")
@@ -175,12 +185,14 @@ class Recorder:
         out = self._array(shape.heads * shape.head_dim)
         self._add(
             lambda program, at: program.store_kv(
-                at(source), at(turns), turned, at(out.floats), shape, self.cache, *norms
+                at(source), at(turns), turned, at(out.floats), shape, self.cache, q_weight, k_weight, eps
             )
         )
         return out
 
-    def attend(self, batch: Any, q: Any, shape: AttentionShape) -> CpuArray:
+    def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> CpuArray:
+        if sinks is not None:
+            raise ValueError("attend: sinks is not built on this device yet")
         self._check_shape(shape)
         _same_width("attend: q", q.width, shape.heads * shape.head_dim)
         source = self._read(q.floats)
@@ -194,7 +206,9 @@ class Recorder:
         self._add(lambda program, at: program.gather(at(source), at(out.floats), x.width))
         return out
 
-    def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0) -> CpuArray:
+    def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0, bias: Any = None) -> CpuArray:
+        if bias is not None:
+            raise ValueError("logits: a bias is not built on this device yet")
         forms, inputs = self._inputs("logits", x, weight, head=True)
         out = self._array(weight.n_out)
         self._add(
@@ -275,16 +289,6 @@ class Recorder:
             raise ValueError(f"attention: {shape.heads} query heads cannot share {shape.kv_heads} KV heads evenly")
         if not 0 <= shape.layer < spec.layers or spec.group_of[shape.layer] != shape.group:
             raise ValueError(f"attention: layer {shape.layer} is not in KV group {shape.group} of the cache")
-
-
-def _head_norm(name: str, norm: HeadNorm | None, heads: int, head_dim: int) -> HeadNorm | None:
-    """`norm` with a weight for each of `heads`."""
-    if norm is None or not heads:
-        return None
-    if norm.weight.size == head_dim:
-        return norm._replace(weight=np.tile(norm.weight, heads))
-    _same_width(f"store_kv: {name}", norm.weight.size, heads * head_dim)
-    return norm
 
 
 def _same_width(name: str, width: int, wanted: int) -> None:

@@ -160,15 +160,23 @@ class TorchOps:
         angles = (batch.positions.float()[:, None] * inverse).double()
         return torch.cat([angles.cos(), angles.sin()], dim=1).float() * rope.scale
 
-    def norm(self, x: Any, weight: Any, eps: float, residual: Any = None) -> Tensor:
+    def norm(
+        self, x: Any, weight: Any, eps: float, residual: Any = None, *, bias: Any = None, center: bool = False
+    ) -> Tensor:
+        if bias is not None or center:
+            raise ValueError("norm: a layer norm is not built on this device yet")
         out = _rms_norm(x, weight, eps)
         return out if residual is None else out + _tensor(residual)
 
-    def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Tensor:
+    def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None, scale: float = 1.0) -> Tensor:
+        if scale != 1:
+            raise ValueError("linear: a scale is not built on this device yet")
         out = functional.linear(x, weight.rows, bias)
         return out if residual is None else out + _tensor(residual)
 
-    def gated(self, x: Any, weight: Any, activation: Activation) -> Tensor:
+    def gated(self, x: Any, weight: Any, activation: Activation, bias: Any = None, limit: float = 0.0) -> Tensor:
+        if bias is not None or limit:
+            raise ValueError("gated: a bias or limit is not built on this device yet")
         gate, up = functional.linear(x, weight.rows).chunk(2, dim=1)
         return _activate(gate, activation) * up
 
@@ -183,23 +191,19 @@ class TorchOps:
         v_norm: HeadNorm | None = None,
     ) -> Tensor:
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
-        q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads * shape.stores], dim=1)
-        norms = (q_norm, k_norm, v_norm)
-        q, k, v = (_head_norm(x, norm, after=False) for x, norm in zip((q, k, v), norms, strict=True))
-        if shape.clip > 0:
-            q, k, v = (x.clamp(-shape.clip, shape.clip) for x in (q, k, v))
+        q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads], dim=1)
+        if q_norm is not None:
+            q = _rms_norm(q, q_norm.weight, q_norm.eps)
+        if k_norm is not None:
+            k = _rms_norm(k, k_norm.weight, k_norm.eps)
         if rotary is not None:
             q, k = _rotate(q, rotary), _rotate(k, rotary)
-        q, k, v = (_head_norm(x, norm, after=True) for x, norm in zip((q, k, v), norms, strict=True))
-        if shape.temperature is not None:
-            scale, floor = shape.temperature
-            steps = torch.floor((batch.positions + 1).float() / floor)
-            q = q * (1 + scale * torch.log1p(steps))[:, None, None]
-        if shape.stores:
-            batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
+        batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
         return _tensor(q.flatten(1))
 
-    def attend(self, batch: Any, q: Any, shape: AttentionShape) -> Tensor:
+    def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> Tensor:
+        if sinks is not None:
+            raise ValueError("attend: sinks is not built on this device yet")
         out = torch.empty_like(q)
         starts = batch.arrays.starts.tolist()
         for slot, start, end in zip(batch.arrays.slots.tolist(), starts[:-1], starts[1:], strict=True):
@@ -216,7 +220,9 @@ class TorchOps:
     def gather(self, batch: Any, x: Any) -> Tensor:
         return _tensor(x[batch.rows])
 
-    def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0) -> Tensor:
+    def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0, bias: Any = None) -> Tensor:
+        if bias is not None:
+            raise ValueError("logits: a bias is not built on this device yet")
         out = functional.linear(x, weight.rows) * scale
         return softcap * torch.tanh(out / softcap) if softcap > 0 else out
 
@@ -230,20 +236,6 @@ def _tensor(x: Any) -> Tensor:
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last axis."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
-
-
-def _head_norm(x: Tensor, norm: HeadNorm | None, after: bool) -> Tensor:
-    """`x` [T, heads, d], normed where `norm` is the one before or after the rotation."""
-    if norm is None or norm.after != after or not x.shape[1]:
-        return x
-    weight = norm.weight.view(-1, x.shape[2]).expand(x.shape[1:])
-    if norm.over == "all":
-        return _norm_rows(x.flatten(1), weight.flatten(), norm).view(x.shape)
-    return _norm_rows(x, weight, norm)
-
-
-def _norm_rows(x: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
-    return _rms_norm(x - x.mean(dim=-1, keepdim=True) if norm.center else x, weight, norm.eps)
 
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:

@@ -1,0 +1,93 @@
+"""Mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, matrices, vectors
+from octavo.layers.mlp import GatedMLP
+from octavo.ops.contract import Activation, Array, Device, Ops, Router, Vector, Weight
+
+
+class Experts(Leaf):
+    """The same matrix in each of `count` experts: W_e [sum of parts, n_in]. Parts are named "e.part", or "e" where
+    `parts` is {"": n}."""
+
+    weights: tuple[Weight, ...]
+    bias: Vector | None = None
+
+    def __init__(self, count: int, n_in: int, parts: Mapping[str, int], bias: bool = False):
+        self.count = count
+        self.n_in = n_in
+        self.parts = dict(parts)
+        self.biased = bias
+
+    def needs(self) -> list[Need]:
+        names = [(f"{e}.{part}" if part else f"{e}", n) for e in range(self.count) for part, n in self.parts.items()]
+        rows = [Need(name, ".weight", (n, self.n_in)) for name, n in names]
+        if self.biased:
+            rows += [Need(name, ".bias", (n,), False) for name, n in names]
+        return rows
+
+    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+        stored = matrices(values)
+        each = len(stored) // self.count
+        self.weights = tuple(device.weight(stored[e * each : (e + 1) * each]) for e in range(self.count))
+        if self.biased:
+            self.bias = device.vector(np.concatenate(vectors(values)))
+
+
+class MoE(Layer):
+    """Gated experts behind a router, and where `shared` > 0 a gated MLP of that inner size that every token passes.
+
+    `correction`: the router has a vector that is added for the choice only. `shared_gate`: the shared expert is
+    multiplied by the sigmoid of a linear function of x. `bias`: of the experts; `router_bias`: of the router;
+    `shared_bias`: of the shared expert. `limit`: see `Ops.gated`. `shared_scale` multiplies the shared expert.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        experts: int,
+        router: Router,
+        activation: Activation,
+        *,
+        shared: int = 0,
+        shared_gate: bool = False,
+        shared_scale: float = 1.0,
+        correction: bool = False,
+        bias: bool = False,
+        router_bias: bool = False,
+        limit: float = 0.0,
+    ):
+        self.rule = router
+        self.activation = activation
+        self.limit = limit
+        self.router = Linear(hidden, {"": experts}, router_bias)
+        self.correction = Values(experts) if correction else None
+        self.gate_up = Experts(experts, hidden, {"gate": inner, "up": inner}, bias)
+        self.down = Experts(experts, inner, {"": hidden}, bias)
+        self.shared = GatedMLP(hidden, shared, activation, scale=shared_scale) if shared else None
+        self.shared_gate = Linear(hidden, {"": 1}) if shared_gate else None
+
+    def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
+        if self.shared is not None and self.shared_gate is None:
+            residual = self.shared(ops, x, residual)
+        elif self.shared is not None and self.shared_gate is not None:
+            residual = ops.blend(self.shared(ops, x, None), self.shared_gate(ops, x), residual)
+        return ops.moe(
+            x,
+            self.router(ops, x),
+            self.gate_up.weights,
+            self.down.weights,
+            self.rule,
+            self.activation,
+            correction=self.correction.weight if self.correction else None,
+            gate_up_bias=self.gate_up.bias,
+            down_bias=self.down.bias,
+            limit=self.limit,
+            residual=residual,
+        )

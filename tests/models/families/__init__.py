@@ -1,0 +1,1 @@
+"""Variants of each family of models, a module per family."""
