@@ -238,18 +238,51 @@ void bind_program(nb::module_& m) {
                  i.first = copy_floats(inv_freq);
                  p.add(std::move(i));
              })
-        .def("norm",
-             [](Program& p, int64_t in, const Offsets& out, Vector<float> weight, float eps, int64_t residual) {
+        .def("embed_positions",
+             [](Program& p, const Offsets& out, std::shared_ptr<Weight> table, int offset, int64_t residual) {
                  Instruction i{};
-                 i.op = Op::Norm;
-                 i.in[FORM_FLOAT] = in;
+                 i.op = Op::EmbedPositions;
                  set_offsets(i.out, out);
-                 i.width = i.out_width = static_cast<int>(weight.size());
-                 i.eps = eps;
+                 i.out_width = table->n_in;
+                 i.offset = offset;
                  i.residual = residual;
-                 i.first = copy_floats(weight);
+                 i.weight = std::move(table);
                  p.add(std::move(i));
              })
+        .def(
+            "norm",
+            [](Program& p, int64_t in, const Offsets& out, Vector<float> weight, nb::object bias, float eps,
+               bool center, int64_t residual) {
+                Instruction i{};
+                i.op = Op::Norm;
+                i.in[FORM_FLOAT] = in;
+                set_offsets(i.out, out);
+                i.width = i.out_width = static_cast<int>(weight.size());
+                i.eps = eps;
+                i.center = center;
+                i.residual = residual;
+                i.first = copy_floats(weight);
+                i.second = copy_floats(bias);
+                p.add(std::move(i));
+            },
+            nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"),
+            nb::arg("center"), nb::arg("residual"))
+        .def(
+            "activate",
+            [](Program& p, int64_t in, const Offsets& out, int width, int activation, nb::object parameters,
+               int64_t times) {
+                Instruction i{};
+                i.op = Op::Activate;
+                i.in[FORM_FLOAT] = in;
+                set_offsets(i.out, out);
+                i.width = i.out_width = width;
+                i.activation = activation;
+                i.first = copy_floats(parameters);
+                i.times = times;
+                p.add(std::move(i));
+            },
+            nb::arg("in_"), nb::arg("out"), nb::arg("width"), nb::arg("activation"), nb::arg("parameters").none(),
+            nb::arg("times"))
         .def("pack",
              [](Program& p, int64_t in, const Offsets& out, int width) {
                  Instruction i{};
@@ -262,23 +295,29 @@ void bind_program(nb::module_& m) {
         .def(
             "linear",
             [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
-               nb::object bias, int64_t residual) {
+               nb::object bias, float scale, int64_t residual) {
                 Instruction i = product(Op::Linear, in, out, std::move(weight), std::move(forms));
                 i.first = copy_floats(bias);
+                i.scale = scale;
                 i.residual = residual;
                 p.add(std::move(i));
             },
             nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
-            nb::arg("residual"))
-        .def("gated",
-             [](Program& p, const Offsets& in, const Offsets& out, std::shared_ptr<Weight> weight,
-                std::vector<int> forms, int activation) {
-                 Instruction i = product(Op::Gated, in, kNone, std::move(weight), std::move(forms));
-                 set_offsets(i.out, out);
-                 i.out_width /= 2;
-                 i.activation = activation;
-                 p.add(std::move(i));
-             })
+            nb::arg("scale"), nb::arg("residual"))
+        .def(
+            "gated",
+            [](Program& p, const Offsets& in, const Offsets& out, std::shared_ptr<Weight> weight,
+               std::vector<int> forms, nb::object bias, int activation, float limit) {
+                Instruction i = product(Op::Gated, in, kNone, std::move(weight), std::move(forms));
+                set_offsets(i.out, out);
+                i.out_width /= 2;
+                i.first = copy_floats(bias);
+                i.activation = activation;
+                i.limit = limit;
+                p.add(std::move(i));
+            },
+            nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
+            nb::arg("activation"), nb::arg("limit"))
         .def(
             "store_kv",
             [](Program& p, int64_t qkv, int64_t rotary, int rotary_width, int64_t out, nb::object shape, KVCache& cache,
@@ -321,13 +360,18 @@ void bind_program(nb::module_& m) {
                  i.width = width;
                  p.add(std::move(i));
              })
-        .def("logits", [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight,
-                          std::vector<int> forms, float softcap, float scale) {
-            Instruction i = product(Op::Logits, in, out, std::move(weight), std::move(forms));
-            i.softcap = softcap;
-            i.scale = scale;
-            p.add(std::move(i));
-        });
+        .def(
+            "logits",
+            [](Program& p, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms,
+               nb::object bias, float softcap, float scale) {
+                Instruction i = product(Op::Logits, in, out, std::move(weight), std::move(forms));
+                i.first = copy_floats(bias);
+                i.softcap = softcap;
+                i.scale = scale;
+                p.add(std::move(i));
+            },
+            nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
+            nb::arg("softcap"), nb::arg("scale"));
 }
 
 }  // namespace

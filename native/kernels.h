@@ -26,7 +26,26 @@ struct Act16 {
     int64_t rows;
 };
 
-enum ActivationKind : int { SILU, GELU_TANH, GELU, RELU };
+enum ActivationKind : int { SILU, GELU_TANH, GELU, RELU, RELU2, TANH, IDENTITY, XIELU, SWIGLU_OAI };
+
+// A norm of a row: x / sqrt(mean(x^2) + eps) * weight + bias + residual; with `center` the mean is taken off x first.
+// Bias and residual may be null.
+struct NormTerms {
+    const float* weight;
+    const float* bias;
+    const float* residual;
+    float eps;
+    bool center;
+};
+
+// A gated product's end: activation(gate + its bias) * (up + its bias). Biases may be null; with limit > 0 the gate is
+// clamped to at most it, the other to [-limit, limit].
+struct GateTerms {
+    const float* gate_bias;
+    const float* up_bias;
+    int activation;
+    float limit;
+};
 
 struct HeadShape {
     int heads;
@@ -78,12 +97,14 @@ struct Kernels {
     void (*pack_int8)(const float* x, int width, const Act8& out, int64_t row);
     void (*pack_int16)(const float* x, int width, const Act16& out, int64_t row);
 
-    // residual may be null.
-    void (*norm)(const float* x, const float* weight, const float* residual, int width, float eps, float* out);
-    // out = x * scale + bias + residual, each where given.
-    void (*finish)(const float* x, int width, const float* bias, const float* residual, float* out);
-    void (*gate)(const float* gate, const float* up, int width, int activation, float* out);
-    void (*scale_cap)(float* x, int64_t width, float scale, float softcap);
+    void (*norm)(const float* x, const NormTerms&, int width, float* out);
+    // out = (x + bias) * scale + residual; bias and residual may be null.
+    void (*finish)(const float* x, int width, const float* bias, float scale, const float* residual, float* out);
+    void (*gate)(const float* gate, const float* up, const GateTerms&, int width, float* out);
+    // out = activation(x) * times; times may be null, and parameters but for XIELU.
+    void (*activate)(const float* x, int activation, const float* parameters, const float* times, int width,
+                     float* out);
+    void (*cap)(float* x, int64_t width, float softcap);  // softcap * tanh(x / softcap)
 
     // Rotates q and k heads of a row (after their norms), stores k and v at `offset` of `block`, and writes q.
     void (*store_kv)(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm,

@@ -28,6 +28,8 @@ std::vector<Tile> tiles_of(const Weight& weight) {
     return tiles;
 }
 
+const float* some(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+
 int count_blocks(int n, int size) { return (n + size - 1) / size; }
 
 Act8 from_group(const Act8& x, int64_t group) {
@@ -45,8 +47,9 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int
       scratch_floats_(kProductScratch) {}
 
 void Program::add(Instruction instruction) {
-    if (instruction.weight && instruction.op != Op::Embed) instruction.tiles = tiles_of(*instruction.weight);
-    if (instruction.op == Op::Embed || instruction.op == Op::Norm) {
+    const bool embeds = instruction.op == Op::Embed || instruction.op == Op::EmbedPositions;
+    if (instruction.weight && !embeds) instruction.tiles = tiles_of(*instruction.weight);
+    if (embeds || instruction.op == Op::Norm || instruction.op == Op::Activate) {
         scratch_floats_ = std::max<int64_t>(scratch_floats_, kFloatScratch + instruction.out_width);
     }
     if (instruction.op == Op::StoreKV) {
@@ -118,13 +121,26 @@ void Program::step(const Instruction& i, const Context& c) {
         case Op::Embed:
             each_row(i, c, [&](int r, float* out) { embed_row(i, c.batch.tokens[r], out, buffer); });
             break;
+        case Op::EmbedPositions:
+            each_row(i, c, [&](int r, float* out) {
+                embed_row(i, c.batch.positions[r] + i.offset, out, buffer);
+                kernels_.finish(out, i.out_width, nullptr, 1, floats(i.residual, r, i.out_width), out);
+            });
+            break;
         case Op::Rotary:
             each_row(i, c, [&](int r, float* out) { rotary_row(i, c.batch.positions[r], out); });
             break;
         case Op::Norm:
             each_row(i, c, [&](int r, float* out) {
-                const float* residual = i.residual == kNone ? nullptr : floats(i.residual, r, i.width);
-                kernels_.norm(in + int64_t{r} * i.width, i.first.data(), residual, i.width, i.eps, out);
+                const NormTerms terms = {i.first.data(), some(i.second), maybe(i.residual, r, i.width), i.eps,
+                                         i.center};
+                kernels_.norm(in + int64_t{r} * i.width, terms, i.width, out);
+            });
+            break;
+        case Op::Activate:
+            each_row(i, c, [&](int r, float* out) {
+                kernels_.activate(in + int64_t{r} * i.width, i.activation, some(i.first), maybe(i.times, r, i.width),
+                                  i.width, out);
             });
             break;
         case Op::Gather:
@@ -212,11 +228,10 @@ void Program::linear_tile(const Instruction& i, const Context& c, const Tile& ti
     product(i, c, tile.part, tile.panel, tile.panels, row, rows, result, kWide, buffer);
     const float* bias = i.first.empty() ? nullptr : i.first.data() + tile.column;
     for (int r = 0; r < rows; ++r) {
-        float* x = result + r * kWide;
-        if (i.op == Op::Logits && (i.scale != 1 || i.softcap > 0))
-            kernels_.scale_cap(x, tile.columns, i.scale, i.softcap);
         const float* residual = i.residual == kNone ? nullptr : floats(i.residual, row + r, i.out_width) + tile.column;
-        kernels_.finish(x, tile.columns, bias, residual, floats(i.out[FORM_FLOAT], row + r, i.out_width) + tile.column);
+        float* out = floats(i.out[FORM_FLOAT], row + r, i.out_width) + tile.column;
+        kernels_.finish(result + r * kWide, tile.columns, bias, i.scale, residual, out);
+        if (i.softcap > 0) kernels_.cap(out, tile.columns, i.softcap);
     }
 }
 
@@ -250,10 +265,15 @@ void Program::gated_tile(const Instruction& i, const Context& c, int column, int
     const bool kept = i.out[FORM_FLOAT] != kNone;
     const bool packed = i.out[FORM_INT8] != kNone;  // the width is then a multiple of 32: the tile is one group
     const Act8 group = packed ? from_group(act8(i.out[FORM_INT8], i.out_width, c.rows), column / kCell) : Act8{};
+    GateTerms terms = {nullptr, nullptr, i.activation, i.limit};
+    if (!i.first.empty()) {
+        terms.gate_bias = i.first.data() + column;
+        terms.up_bias = terms.gate_bias + i.out_width;
+    }
     for (int r = 0; r < rows; ++r) {
         float* gated = gates + r * kWide;
         float* out = kept ? floats(i.out[FORM_FLOAT], row + r, i.out_width) + column : gated;
-        kernels_.gate(gated, ups + r * kWide, columns, i.activation, out);
+        kernels_.gate(gated, ups + r * kWide, terms, columns, out);
         if (packed) kernels_.pack_int8(out, columns, group, row + r);
     }
 }

@@ -15,7 +15,7 @@ namespace octavo {
 
 constexpr int kRowBlock = 128;  // rows of a work item of a matrix product
 
-enum class Op { Embed, Rotary, Norm, Pack, Linear, Gated, StoreKV, Attend, Gather, Logits };
+enum class Op { Embed, EmbedPositions, Rotary, Norm, Activate, Pack, Linear, Gated, StoreKV, Attend, Gather, Logits };
 
 // How a part of a weight takes its input.
 enum Form : int { FORM_FLOAT, FORM_INT8, FORM_INT16, FORM_COUNT };
@@ -40,15 +40,19 @@ struct Instruction {
     int64_t out[FORM_COUNT] = {kNone, kNone, kNone};
     int width = 0;  // of the input
     int out_width = 0;
-    float scale = 1;    // embed, logits
-    float eps = 0;      // norm, store_kv
+    float scale = 1;  // embed, linear, logits
+    float eps = 0;    // norm, store_kv
+    bool center = false;
     float softcap = 0;  // logits
     int activation = SILU;
+    float limit = 0;        // gated
+    int64_t times = kNone;  // activate
+    int offset = 0;         // embed_positions
     std::shared_ptr<Weight> weight;
     std::vector<int> forms;  // of each part of the weight
     std::vector<Tile> tiles;
-    std::vector<float> first;   // norm weight, bias, q norm, inverse frequencies
-    std::vector<float> second;  // k norm
+    std::vector<float> first;   // norm weight, bias of a product, q norm, inverse frequencies, parameters of activate
+    std::vector<float> second;  // bias of a norm, k norm
     HeadShape shape{};
     int layer = 0;
     int group = 0;
@@ -103,6 +107,9 @@ private:
 
     float* floats(int64_t offset, int64_t row = 0, int width = 0) const {
         return reinterpret_cast<float*>(arena_.data() + offset) + row * width;
+    }
+    const float* maybe(int64_t offset, int64_t row, int width) const {
+        return offset == kNone ? nullptr : floats(offset, row, width);
     }
     float* scratch(int worker) const { return reinterpret_cast<float*>(scratch_.data()) + worker * scratch_floats_; }
     Act8 act8(int64_t offset, int width, int64_t rows) const;

@@ -61,8 +61,25 @@ class Program:
     def __init__(self, pool: Pool, cache: KVCache, arena_bytes: int) -> None: ...
     def embed(self, out: Sequence[int], table: Weight, scale: float, /) -> None: ...
     def rotary(self, out: int, inv_freq: npt.NDArray[np.float32], scale: float, /) -> None: ...
+    def embed_positions(self, out: Sequence[int], table: Weight, offset: int, residual: int, /) -> None: ...
     def norm(
-        self, in_: int, out: Sequence[int], weight: npt.NDArray[np.float32], eps: float, residual: int, /
+        self,
+        in_: int,
+        out: Sequence[int],
+        weight: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32] | None,
+        eps: float,
+        center: bool,
+        residual: int,
+    ) -> None: ...
+    def activate(
+        self,
+        in_: int,
+        out: Sequence[int],
+        width: int,
+        activation: int,
+        parameters: npt.NDArray[np.float32] | None,
+        times: int,
     ) -> None: ...
     def pack(self, in_: int, out: Sequence[int], width: int, /) -> None: ...
     def linear(
@@ -72,10 +89,18 @@ class Program:
         weight: Weight,
         forms: Sequence[int],
         bias: npt.NDArray[np.float32] | None,
+        scale: float,
         residual: int,
     ) -> None: ...
     def gated(
-        self, in_: Sequence[int], out: Sequence[int], weight: Weight, forms: Sequence[int], activation: int, /
+        self,
+        in_: Sequence[int],
+        out: Sequence[int],
+        weight: Weight,
+        forms: Sequence[int],
+        bias: npt.NDArray[np.float32] | None,
+        activation: int,
+        limit: float,
     ) -> None: ...
     def store_kv(
         self,
@@ -92,7 +117,14 @@ class Program:
     def attend(self, q: int, out: int, shape: AttentionShape, cache: KVCache, /) -> None: ...
     def gather(self, in_: int, out: int, width: int, /) -> None: ...
     def logits(
-        self, in_: Sequence[int], out: int, weight: Weight, forms: Sequence[int], softcap: float, scale: float, /
+        self,
+        in_: Sequence[int],
+        out: int,
+        weight: Weight,
+        forms: Sequence[int],
+        bias: npt.NDArray[np.float32] | None,
+        softcap: float,
+        scale: float,
     ) -> None: ...
 
 class Model:

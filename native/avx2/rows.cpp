@@ -9,26 +9,42 @@ namespace {
 
 using namespace octavo;
 
-void norm(const float* x, const float* weight, const float* residual, int width, float eps, float* out) {
+// x - mean, and 0 beyond the end of the row.
+inline __m256 centered(const float* x, int left, __m256 mean) {
+    const __m256 v = _mm256_sub_ps(load_some(x, left), mean);
+    return left >= 8 ? v : _mm256_and_ps(v, _mm256_castsi256_ps(tail_mask(left)));
+}
+
+void norm(const float* x, const NormTerms& terms, int width, float* out) {
+    const float n = static_cast<float>(width);
+    __m256 mean = _mm256_setzero_ps();
+    if (terms.center) {
+        __m256 sum = _mm256_setzero_ps();
+        for (int i = 0; i < width; i += 8) sum = _mm256_add_ps(load_some(x + i, width - i), sum);
+        mean = _mm256_set1_ps(sum_lanes(sum) / n);
+    }
     __m256 squares = _mm256_setzero_ps();
     for (int i = 0; i < width; i += 8) {
-        const __m256 v = load_some(x + i, width - i);
+        const __m256 v = centered(x + i, width - i, mean);
         squares = _mm256_fmadd_ps(v, v, squares);
     }
-    const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(sum_lanes(squares) / static_cast<float>(width) + eps));
+    const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(sum_lanes(squares) / n + terms.eps));
     for (int i = 0; i < width; i += 8) {
         const int left = width - i;
-        __m256 v = _mm256_mul_ps(_mm256_mul_ps(load_some(x + i, left), factor), load_some(weight + i, left));
-        if (residual != nullptr) v = _mm256_add_ps(v, load_some(residual + i, left));
+        __m256 v = _mm256_mul_ps(_mm256_mul_ps(centered(x + i, left, mean), factor), load_some(terms.weight + i, left));
+        if (terms.bias != nullptr) v = _mm256_add_ps(v, load_some(terms.bias + i, left));
+        if (terms.residual != nullptr) v = _mm256_add_ps(v, load_some(terms.residual + i, left));
         store_some(out + i, left, v);
     }
 }
 
-void finish(const float* x, int width, const float* bias, const float* residual, float* out) {
+void finish(const float* x, int width, const float* bias, float scale, const float* residual, float* out) {
+    const __m256 factor = _mm256_set1_ps(scale);
     for (int i = 0; i < width; i += 8) {
         const int left = width - i;
         __m256 v = load_some(x + i, left);
         if (bias != nullptr) v = _mm256_add_ps(v, load_some(bias + i, left));
+        v = _mm256_mul_ps(v, factor);
         if (residual != nullptr) v = _mm256_add_ps(v, load_some(residual + i, left));
         store_some(out + i, left, v);
     }
@@ -47,7 +63,20 @@ inline __m256 gelu_erf(__m256 x) {
     return _mm256_load_ps(v);
 }
 
-inline __m256 activate(__m256 x, int activation) {
+// (p, n, beta, eps): p x^2 + beta x for x > 0, otherwise n (e^min(x, eps) - 1 - x) + beta x. Near zero e^x - 1 comes
+// from tanh, e^x - 1 = 2 t / (1 - t) with t = tanh(x / 2), where the difference would cancel.
+inline __m256 xielu(__m256 x, const float* parameters) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    const __m256 low = _mm256_min_ps(_mm256_set1_ps(parameters[3]), x);
+    const __m256 t = tanh_ps(_mm256_mul_ps(low, _mm256_set1_ps(0.5f)));
+    const __m256 less = _mm256_div_ps(_mm256_add_ps(t, t), _mm256_sub_ps(one, t));
+    const __m256 negative = _mm256_mul_ps(_mm256_set1_ps(parameters[1]), _mm256_sub_ps(less, x));
+    const __m256 positive = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(parameters[0]), x), x);
+    const __m256 above = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ);
+    return _mm256_fmadd_ps(_mm256_set1_ps(parameters[2]), x, _mm256_blendv_ps(negative, positive, above));
+}
+
+inline __m256 activation_of(__m256 x, int activation, const float* parameters) {
     switch (activation) {
         case SILU:
             return times_sigmoid(x, x);
@@ -58,28 +87,57 @@ inline __m256 activate(__m256 x, int activation) {
         }
         case GELU:
             return gelu_erf(x);
+        case RELU2: {
+            const __m256 positive = _mm256_max_ps(_mm256_setzero_ps(), x);
+            return _mm256_mul_ps(positive, positive);
+        }
+        case TANH:
+            return tanh_ps(x);
+        case IDENTITY:
+            return x;
+        case XIELU:
+            return xielu(x, parameters);
+        case SWIGLU_OAI:
+            return times_sigmoid(x, _mm256_mul_ps(x, _mm256_set1_ps(1.702f)));
         default:
             return _mm256_max_ps(_mm256_setzero_ps(), x);  // the second operand is returned for NaN
     }
 }
 
-void gate(const float* gates, const float* ups, int width, int activation, float* out) {
+void gate(const float* gates, const float* ups, const GateTerms& terms, int width, float* out) {
+    const __m256 limit = _mm256_set1_ps(terms.limit);
+    const __m256 negative = _mm256_set1_ps(-terms.limit);
     for (int i = 0; i < width; i += 8) {
         const int left = width - i;
-        store_some(out + i, left,
-                   _mm256_mul_ps(activate(load_some(gates + i, left), activation), load_some(ups + i, left)));
+        __m256 g = load_some(gates + i, left);
+        __m256 u = load_some(ups + i, left);
+        if (terms.gate_bias != nullptr) {
+            g = _mm256_add_ps(g, load_some(terms.gate_bias + i, left));
+            u = _mm256_add_ps(u, load_some(terms.up_bias + i, left));
+        }
+        if (terms.limit > 0) {  // the second operand is returned for NaN
+            g = _mm256_min_ps(limit, g);
+            u = _mm256_max_ps(negative, _mm256_min_ps(limit, u));
+        }
+        if (terms.activation == SWIGLU_OAI) u = _mm256_add_ps(u, _mm256_set1_ps(1.0f));
+        store_some(out + i, left, _mm256_mul_ps(activation_of(g, terms.activation, nullptr), u));
     }
 }
 
-void scale_cap(float* x, int64_t width, float scale, float softcap) {
+void activate(const float* x, int activation, const float* parameters, const float* times, int width, float* out) {
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        __m256 v = activation_of(load_some(x + i, left), activation, parameters);
+        if (times != nullptr) v = _mm256_mul_ps(v, load_some(times + i, left));
+        store_some(out + i, left, v);
+    }
+}
+
+void cap(float* x, int64_t width, float softcap) {
+    const __m256 most = _mm256_set1_ps(softcap);
     for (int64_t i = 0; i < width; i += 8) {
         const int left = width - i < 8 ? static_cast<int>(width - i) : 8;
-        __m256 v = _mm256_mul_ps(load_some(x + i, left), _mm256_set1_ps(scale));
-        if (softcap > 0) {
-            const __m256 cap = _mm256_set1_ps(softcap);
-            v = _mm256_mul_ps(cap, tanh_ps(_mm256_div_ps(v, cap)));
-        }
-        store_some(x + i, left, v);
+        store_some(x + i, left, _mm256_mul_ps(most, tanh_ps(_mm256_div_ps(load_some(x + i, left), most))));
     }
 }
 
@@ -155,7 +213,8 @@ void octavo::fill_rows_avx2(Kernels& table) {
     table.norm = norm;
     table.finish = finish;
     table.gate = gate;
-    table.scale_cap = scale_cap;
+    table.activate = activate;
+    table.cap = cap;
     table.pack_int8 = pack_int8;
     table.pack_int16 = pack_int16;
 }

@@ -21,7 +21,7 @@ inline void store_cached(uint8_t* p, int64_t index, bool half, float value) {
 void prepare_head(const float* x, const float* weight, float eps, const float* rotary, int half, int depth,
                   float* out) {
     if (weight != nullptr) {
-        octavo::kernels().norm(x, weight, nullptr, depth, eps, out);
+        octavo::kernels().norm(x, {weight, nullptr, nullptr, eps, false}, depth, out);
     } else {
         memcpy(out, x, sizeof(float) * depth);
     }

@@ -68,23 +68,42 @@ def test_linear(name: str, kind: str, n_in: int, n_out: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_oai"])
 def test_gated(name: str, kind: str, activation: Any) -> None:
     parts = [random_stored(kind, 96, 256, np.random.default_rng(seed)) for seed in (2, 3)]
 
     def make(dev: Device) -> Any:
-        weight = dev.weight(parts)
-        return lambda ops, x: ops.gated(x, weight, activation)
+        weight, bias = dev.weight(parts), dev.vector(_random(1, 192)[0])
+        return lambda ops, x: ops.gated(x, weight, activation, bias, 0.9)
 
     _assert_rows_stand_alone(name, make, _random(100, 256), 96)
 
 
-def test_norm(name: str) -> None:
+@pytest.mark.parametrize("center", [False, True])
+def test_norm(name: str, center: bool) -> None:
     def make(dev: Device) -> Any:
-        weight = dev.vector(_random(1, 576)[0])
-        return lambda ops, x: ops.norm(x, weight, 1e-5, x)
+        weight, bias = dev.vector(_random(1, 576)[0]), dev.vector(_random(1, 576, 1)[0])
+        return lambda ops, x: ops.norm(x, weight, 1e-5, x, bias=bias, center=center)
 
     _assert_rows_stand_alone(name, make, _random(100, 576), 576)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "xielu"])
+def test_plain_feed_forward(name: str, activation: Any) -> None:
+    """linear, activate and linear with all their options."""
+    up, down = (random_stored("Q4_K", n, 256, np.random.default_rng(n)) for n in (256, 83))
+
+    def make(dev: Device) -> Any:
+        first, second, bias = dev.weight([up]), dev.weight([down]), dev.vector(_random(1, 256)[0])
+        parameters = dev.vector(np.array([0.8, 1.3, 0.5, -1e-6], np.float32)) if activation == "xielu" else None
+
+        def op(ops: Any, x: Any) -> Any:
+            hidden = ops.activate(ops.linear(x, first, bias, None, 0.3), activation, parameters, x)
+            return ops.linear(hidden, second)
+
+        return op
+
+    _assert_rows_stand_alone(name, make, _random(100, 256), 83)
 
 
 SHAPES = (

@@ -1,4 +1,4 @@
-"""embed, linear, gated, logits, norm and gather on every device, against float64."""
+"""Products, embeddings, norms and activations on every device, against float64."""
 
 from __future__ import annotations
 
@@ -53,6 +53,29 @@ def test_embed_of_every_kind(name: str, kind: str) -> None:
     assert np.array_equal(got, dense(stored)[[*ids, 64]] * np.float32(22.627417))
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_embed_positions(name: str, kind: str) -> None:
+    """The row at the token's position, from row `offset` on, plus the residual: one float32 sum, so exact."""
+    dev, pages, x = device(name), Pages(2, 64), _random(70, 96)
+    stored = random_stored(kind, 66, 96, np.random.default_rng(3))
+    table, positions = dev.weight([f32(x)]), dev.weight([stored])
+    model = compile_op(
+        dev, lambda ops, batch: ops.embed_positions(batch, positions, 2, ops.embed(batch, table, 1.0)), 96, pages
+    )
+    got = model.raw_logits(pages.step([Span(1, 5, [69, 0, 7]), Span(0, 63, [64])]))
+    assert np.array_equal(got, dense(stored)[[7, 8, 9, 65]] + x[[69, 0, 7, 64]])
+
+
+def test_embed_positions_refuses_a_table_that_is_too_short(name: str) -> None:
+    dev, pages, x = device(name), Pages(1, 64), _random(66, 96)
+    table = dev.weight([f32(x)])
+    with pytest.raises(ValueError, match="positions"):
+        model = compile_op(
+            dev, lambda ops, batch: ops.embed_positions(batch, table, 3, ops.embed(batch, table, 1.0)), 96, pages
+        )
+        model.raw_logits(pages.step([Span(0, 63, [0])]))
+
+
 def test_parts_of_different_kinds_are_stacked(name: str) -> None:
     dev, x, rng = device(name), _random(8, 256), np.random.default_rng(4)
     parts = [random_stored(kind, n, 256, rng) for kind, n in (("Q4_K", 40), ("Q6_K", 24), ("F32", 24), ("Q8_0", 3))]
@@ -63,32 +86,89 @@ def test_parts_of_different_kinds_are_stacked(name: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 33])
-def test_linear_adds_bias_and_residual(name: str, rows: int) -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_linear_adds_bias_and_residual(name: str, rows: int, scale: float) -> None:
     dev, x, w, b, r = device(name), _random(rows, 96), _random(80, 96, 1), _random(1, 80, 2)[0], _random(rows, 80, 3)
     weight, bias, other = dev.weight([f32(w)]), dev.vector(b), dev.weight([f32(r)])
     value, bound = truth.linear(x, w)
-    slack = 4 * UNIT * (np.abs(value) + np.abs(b) + np.abs(r))
-    for with_bias, with_residual in ((True, False), (False, True), (True, True)):
+    slack = scale * bound + 4 * UNIT * (scale * (np.abs(value) + np.abs(b)) + np.abs(r))
+    for with_bias, with_residual in ((False, False), (True, False), (False, True), (True, True)):
 
         def op(ops: Any, batch: Any, x: Any, bias_on: bool = with_bias, residual_on: bool = with_residual) -> Any:
             residual = ops.embed(batch, other, 1.0) if residual_on else None
-            return ops.linear(x, weight, bias if bias_on else None, residual)
+            return ops.linear(x, weight, bias if bias_on else None, residual, scale)
 
-        wanted = value + with_bias * b.astype(np.float64) + with_residual * r.astype(np.float64)
-        truth.assert_within(rowwise(dev, op, 80, x), (wanted, bound + slack))
+        wanted = float(np.float32(scale)) * (value + with_bias * b.astype(np.float64))
+        truth.assert_within(rowwise(dev, op, 80, x), (wanted + with_residual * r.astype(np.float64), slack))
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu"])
+GATES = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "tanh", "identity", "swiglu_oai")
+
+
+@pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize("rows", [1, 4, 33])
 def test_gated(name: str, activation: Any, rows: int) -> None:
-    dev, x, w = device(name), _random(rows, 96), _random(2 * 72, 96, 1)
+    dev, x, w = device(name), _random(rows, 96) / 4, _random(2 * 72, 96, 1)
     weight = dev.weight([f32(w[:72]), f32(w[72:])])
-    (gate, gate_bound), (up, up_bound) = truth.linear(x, w[:72]), truth.linear(x, w[72:])
-    value, bound = truth.activate(gate, activation)
-    # No activation here is steeper than 1.13.
-    bound = (bound + 1.13 * gate_bound) * np.abs(up) + np.abs(value) * (up_bound + 2 * UNIT * np.abs(up))
+    gate, up = truth.linear(x, w[:72]), truth.linear(x, w[72:])
     got = rowwise(dev, lambda ops, batch, x: ops.gated(x, weight, activation), 72, x)
-    truth.assert_within(got, (value * up, bound))
+    truth.assert_within(got, truth.gate(gate, up, activation))
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+@pytest.mark.parametrize("limit", [0.0, 0.7])
+def test_gated_with_bias_and_limit(name: str, activation: Any, limit: float) -> None:
+    dev, x, w, b = device(name), _random(9, 96) / 4, _random(2 * 72, 96, 1), _random(1, 2 * 72, 2)[0]
+    weight, bias = dev.weight([f32(w)]), dev.vector(b)
+    value, bound = truth.linear(x, w)
+    value, bound = value + b.astype(np.float64), bound + UNIT * (np.abs(value) + np.abs(b))
+    gate, up = (value[:, :72], bound[:, :72]), (value[:, 72:], bound[:, 72:])
+    assert (gate[0] > 0.7).any() and (up[0] > 0.7).any() and (up[0] < -0.7).any()
+    got = rowwise(dev, lambda ops, batch, x: ops.gated(x, weight, activation, bias, limit), 72, x)
+    truth.assert_within(got, truth.gate(gate, up, activation, float(np.float32(limit))))
+
+
+def test_gated_refuses_what_it_does_not_know(name: str) -> None:
+    dev = device(name)
+    weight = dev.weight([f32(np.eye(32)), f32(np.eye(32))])
+    for activation in ("xielu", "swish"):
+        with pytest.raises((ValueError, TypeError)):
+
+            def op(ops: Any, batch: Any, x: Any, kind: Any = activation) -> Any:
+                return ops.gated(x, weight, kind)
+
+            rowwise(dev, op, 32, np.ones((1, 32), np.float32))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2", "tanh", "identity", "xielu"])
+@pytest.mark.parametrize("with_times", [False, True])
+@pytest.mark.parametrize("width", [64, 83])
+def test_activate(name: str, activation: Any, with_times: bool, width: int) -> None:
+    dev, x, y = device(name), _random(33, width) * 4, _random(33, width, 1)
+    x[:3] *= np.float32(1e-3)
+    x[5, :4] = 0, -0.0, 30, -30
+    parameters = dev.vector(truth.XIELU) if activation == "xielu" else None
+    other = dev.weight([f32(y)])
+
+    def op(ops: Any, batch: Any, x: Any) -> Any:
+        return ops.activate(x, activation, parameters, ops.embed(batch, other, 1.0) if with_times else None)
+
+    value, bound = truth.activate(x.astype(np.float64), activation)
+    if with_times:
+        value, bound = value * y, bound * np.abs(y) + UNIT * np.abs(value * y)
+    for rows in (1, 4, 33):
+        truth.assert_within(rowwise(dev, op, width, x[:rows]), (value[:rows], bound[:rows]))
+
+
+def test_activate_refuses_what_it_does_not_know(name: str) -> None:
+    dev = device(name)
+    for activation in ("swiglu_oai", "swish"):
+        with pytest.raises(ValueError, match="unknown activation"):
+
+            def op(ops: Any, batch: Any, x: Any, kind: Any = activation) -> Any:
+                return ops.activate(x, kind)
+
+            rowwise(dev, op, 32, np.ones((1, 32), np.float32))
 
 
 def test_gated_of_large_inputs_stays_finite(name: str) -> None:
@@ -97,12 +177,15 @@ def test_gated_of_large_inputs_stays_finite(name: str) -> None:
     weight = dev.weight([f32(np.eye(32)), f32(np.eye(32))])
     x = np.zeros((3, 32), np.float32)
     x[0, 0], x[1, 0], x[2, 0] = -1000, 1000, -90
-    for activation in ("silu", "gelu_tanh", "gelu", "relu"):
+    for activation in ("silu", "gelu_tanh", "gelu", "relu", "swiglu_oai"):
 
         def op(ops: Any, batch: Any, x: Any, kind: Any = activation) -> Any:
             return ops.gated(x, weight, kind)
 
         got = rowwise(dev, op, 32, x)
+        if activation == "swiglu_oai":  # the partner is one more
+            assert np.allclose(got[:, 0], [0, 1000 * 1001, 0], rtol=1e-6, atol=1e-6)
+            continue
         assert np.allclose(got[:, 0], [0, 1e6, 0], rtol=1e-6, atol=1e-6), activation
         assert not got[:, 1:].any()
 
@@ -118,6 +201,27 @@ def test_norm(name: str, width: int, rows: int) -> None:
     truth.assert_within(got, (value + r, bound + 2 * UNIT * (np.abs(value) + np.abs(r))))
 
 
+@pytest.mark.parametrize("width", [32, 83, 576])
+@pytest.mark.parametrize("rows", [1, 3, 33])
+def test_layer_norm(name: str, width: int, rows: int) -> None:
+    dev, x, w, b, r = device(name), _random(rows, width) + 3, *_random(2, width, 1), _random(rows, width, 2)
+    weight, bias, other = dev.vector(w), dev.vector(b), dev.weight([f32(r)])
+    value, bound = truth.norm(x, w, 1e-5, center=True)
+    got = rowwise(dev, lambda ops, batch, x: ops.norm(x, weight, 1e-5, center=True), width, x)
+    truth.assert_within(got, (value, bound))
+    bound = bound + 4 * UNIT * (np.abs(value) + np.abs(b) + np.abs(r))
+    got = rowwise(dev, lambda ops, batch, x: ops.norm(x, weight, 1e-5, bias=bias, center=True), width, x)
+    truth.assert_within(got, (value + b, bound))
+
+    def op(ops: Any, batch: Any, x: Any) -> Any:
+        return ops.norm(x, weight, 1e-5, ops.embed(batch, other, 1.0), bias=bias, center=True)
+
+    truth.assert_within(rowwise(dev, op, width, x), (value + b + r, bound))
+    value, bound = truth.norm(x, w, 1e-5)
+    got = rowwise(dev, lambda ops, batch, x: ops.norm(x, weight, 1e-5, bias=bias), width, x)
+    truth.assert_within(got, (value + b, bound + 2 * UNIT * (np.abs(value) + np.abs(b))))
+
+
 def test_norm_of_zero_and_of_tiny_rows(name: str) -> None:
     dev, weight = device(name), np.full(64, 2, np.float32)
     x = np.zeros((2, 64), np.float32)
@@ -128,16 +232,20 @@ def test_norm_of_zero_and_of_tiny_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize(("softcap", "scale"), [(0.0, 1.0), (30.0, 1.0), (0.0, 0.25), (5.0, 2.0)])
-def test_logits(name: str, softcap: float, scale: float) -> None:
-    dev, x, w = device(name), _random(33, 64), _random(300, 64, 1)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_logits(name: str, softcap: float, scale: float, with_bias: bool) -> None:
+    dev, x, w, b = device(name), _random(33, 64), _random(300, 64, 1), _random(1, 300, 2)[0]
     table, weight, pages = dev.weight([f32(x)]), dev.weight([f32(w)]), Pages(1, 64)
+    bias = dev.vector(b) if with_bias else None
     model = dev.compile(
         lambda ops, batch: ops.gather(batch, ops.embed(batch, table, 1.0)),
-        lambda ops, x: ops.logits(x, weight, softcap, scale),
+        lambda ops, x: ops.logits(x, weight, softcap, scale, bias),
         pages.limits(64),
         dev.kv_cache(pages.spec(1, 32)),
     )
     value, bound = truth.linear(x, w)
+    if with_bias:
+        value, bound = value + b.astype(np.float64), bound + UNIT * (np.abs(value) + np.abs(b))
     value, bound = scale * value, scale * bound + 2 * UNIT * np.abs(scale * value)
     if softcap:
         value = softcap * np.tanh(value / softcap)

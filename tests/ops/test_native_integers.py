@@ -162,3 +162,14 @@ def test_gated_hands_over_what_it_computed(kind: str, activations: Activations) 
     expected = rowwise(dev, lambda ops, batch, v: ops.linear(v, down), 40, between)
     got = rowwise(dev, lambda ops, batch, v: ops.linear(ops.gated(v, up, "silu"), down), 40, x)
     assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("activations", ["float32", "int8", "int16"])
+def test_activate_hands_over_what_it_computed(kind: str, activations: Activations) -> None:
+    dev, rng = CpuDevice(2, activations), np.random.default_rng(3)
+    down, x = dev.weight([random_stored(kind, 40, 96, rng)]), _inputs(9, 96)
+    between = rowwise(dev, lambda ops, batch, v: ops.activate(v, "gelu"), 96, x)
+    expected = rowwise(dev, lambda ops, batch, v: ops.linear(v, down), 40, between)
+    got = rowwise(dev, lambda ops, batch, v: ops.linear(ops.activate(v, "gelu"), down), 40, x)
+    assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))

@@ -23,23 +23,66 @@ def linear(x: Any, w: Any) -> Pair:
     return x @ w.T, (w.shape[1] + 4) * UNIT * (np.abs(x) @ np.abs(w).T)
 
 
-def norm(x: Any, weight: Any, eps: float) -> Pair:
+def norm(x: Any, weight: Any, eps: float, center: bool = False) -> Pair:
     x = x.astype(np.float64)
-    value = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
-    return value, (x.shape[-1] / 2 + 8) * UNIT * np.abs(value)
+    moved = np.zeros((*x.shape[:-1], 1))
+    if center:
+        # The mean is a sum of n terms, whose error moves every element, and the sum of squares with them.
+        moved = (x.shape[-1] + 2) * UNIT * np.abs(x).mean(axis=-1, keepdims=True) + UNIT * np.abs(x)
+        x = x - x.mean(axis=-1, keepdims=True)
+    size = np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)
+    value = x / size * weight
+    steps = (x.shape[-1] / 2 + 8) * UNIT * np.abs(value)
+    return value, steps + moved / size * np.abs(weight) + np.abs(value) * moved.max(axis=-1, keepdims=True) / size
+
+
+XIELU = np.array([0.8, 1.3, 0.5, -1e-6], np.float32)
+"""Parameters (p, n, beta, eps)."""
 
 
 def activate(x: Any, name: str) -> Pair:
     """Value, and the largest derivative times a few ulp of the argument plus of the value."""
+    size = np.abs(x)
     if name == "silu":
         value = x / (1 + np.exp(-x))
+    elif name == "swiglu_oai":
+        value = x / (1 + np.exp(-1.702 * x))
     elif name == "gelu_tanh":
         value = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     elif name == "gelu":
         value = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    else:
+    elif name == "relu":
         value = np.maximum(x, 0.0)
-    return value, 16 * UNIT * np.abs(x)
+    elif name == "relu2":
+        value = np.maximum(x, 0.0) ** 2
+        size = size + value
+    elif name == "tanh":
+        value = np.tanh(x)
+    elif name == "identity":
+        value = x
+    else:
+        p, n, beta, eps = XIELU.astype(np.float64)
+        value = np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
+        size = (n + beta) * size + p * x * x + n * abs(eps)
+    return value, 16 * UNIT * size
+
+
+STEEPEST = {"silu": 1.1, "gelu_tanh": 1.13, "gelu": 1.13, "swiglu_oai": 1.1}
+"""Largest derivative; 1 of the others, but for relu2."""
+
+
+def gate(gate: Pair, up: Pair, name: str, limit: float = 0.0) -> Pair:
+    """activation(gate) * up of two products."""
+    (g, g_bound), (u, u_bound) = gate, up
+    if limit > 0:
+        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+    if name == "swiglu_oai":
+        u, u_bound = u + 1, u_bound + UNIT * (np.abs(u) + 1)
+    value, bound = activate(g, name)
+    steepest = 2 * np.abs(g) + g_bound if name == "relu2" else STEEPEST.get(name, 1.0)
+    value_bound = bound + steepest * g_bound
+    bound = value_bound * (np.abs(u) + u_bound) + np.abs(value) * (u_bound + 2 * UNIT * np.abs(u))
+    return value * u, bound
 
 
 def turn(x: Any, positions: Any, rope: Rope) -> Any:

@@ -67,7 +67,9 @@ class CpuDevice:
 
     def compile(self, body: Any, head: Any, limits: BatchLimits, cache: CpuCache) -> CpuModel:
         """Record both functions and allocate everything a step within `limits` needs."""
-        recorder = Recorder(self.activations, limits.tokens, cache.spec, cache.native, limits.rows)
+        recorder = Recorder(
+            self.activations, limits.tokens, cache.spec, cache.native, limits.rows, limits.max_model_len
+        )
         hidden = body(recorder, None)
         body_program, body_offset = recorder.build(self.native, self.pool, hidden)
 

@@ -8,7 +8,7 @@ native code replays; nothing of Python runs in a step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -19,7 +19,7 @@ Activations = Literal["float32", "int16", "int8"]
 FLOAT, INT8, INT16 = 0, 1, 2
 """Forms of an activation, as native code numbers them."""
 
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu")
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 """As native code numbers them."""
 
 FLOAT_KINDS = ("F32", "F16", "BF16")
@@ -86,11 +86,23 @@ Emit = Callable[[Any, Offset], None]
 
 
 class Recorder:
-    """The operations of a body (`rows` tokens) or a head (`rows` output rows); `Ops` of the contract."""
+    """The operations of a body (`rows` tokens) or a head (`rows` output rows); `Ops` of the contract.
 
-    def __init__(self, activations: Activations, rows: int, spec: KVSpec, cache: Any, gathered_rows: int = 0) -> None:
+    `positions`: how many a sequence of a step may have.
+    """
+
+    def __init__(
+        self,
+        activations: Activations,
+        rows: int,
+        spec: KVSpec,
+        cache: Any,
+        gathered_rows: int = 0,
+        positions: int = 0,
+    ) -> None:
         self.activations = activations
         self.rows = rows
+        self.positions = positions
         self.spec = spec
         self.cache = cache
         self.gathered_rows = gathered_rows
@@ -107,6 +119,20 @@ class Recorder:
         self._add(lambda program, at: program.embed([at(b) for b in out.wanted()], table.packed, scale))
         return out
 
+    def embed_positions(self, batch: Any, table: Any, offset: int, residual: Any) -> CpuArray:
+        _same_width("embed_positions: residual", residual.width, table.n_in)
+        if offset < 0 or self.positions + offset > table.n_out:
+            raise ValueError(
+                f"embed_positions: a table of {table.n_out} rows does not hold those of {self.positions} positions "
+                f"from row {offset} on"
+            )
+        added = self._read(residual.floats)
+        out = self._array(table.n_in, makes=(INT8, INT16))
+        self._add(
+            lambda program, at: program.embed_positions([at(b) for b in out.wanted()], table.packed, offset, at(added))
+        )
+        return out
+
     def rotary(self, batch: Any, rope: Rope) -> CpuArray:
         if rope not in self._rotaries:
             frequencies = np.array(rope.inv_freq, np.float32)
@@ -118,18 +144,37 @@ class Recorder:
     def norm(
         self, x: Any, weight: Any, eps: float, residual: Any = None, *, bias: Any = None, center: bool = False
     ) -> CpuArray:
-        if bias is not None or center:
-            raise ValueError("norm: a layer norm is not built on this device yet")
         _same_width("norm: weight", weight.size, x.width)
+        if bias is not None:
+            _same_width("norm: bias", bias.size, x.width)
         added = self._residual("norm", residual, x.width)
         out = self._array(x.width, makes=(INT8, INT16))
         source = self._read(x.floats)
-        self._add(lambda program, at: program.norm(at(source), [at(b) for b in out.wanted()], weight, eps, at(added)))
+        self._add(
+            lambda program, at: program.norm(
+                at(source), [at(b) for b in out.wanted()], weight, bias, eps, center, at(added)
+            )
+        )
+        return out
+
+    def activate(self, x: Any, activation: Activation, parameters: Any = None, times: Any = None) -> CpuArray:
+        number = _activation("activate", activation, ("swiglu_oai",))
+        if (activation == "xielu") != (parameters is not None):
+            raise ValueError("activate: xielu, and no other activation, takes parameters")
+        if parameters is not None:
+            _same_width("activate: parameters of xielu", parameters.size, 4)
+        if times is not None:
+            _same_width("activate: times", times.width, x.width)
+        source, factor = self._read(x.floats), None if times is None else self._read(times.floats)
+        out = self._array(x.width, makes=(INT8, INT16))
+        self._add(
+            lambda program, at: program.activate(
+                at(source), [at(b) for b in out.wanted()], x.width, number, parameters, at(factor)
+            )
+        )
         return out
 
     def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None, scale: float = 1.0) -> CpuArray:
-        if scale != 1:
-            raise ValueError("linear: a scale is not built on this device yet")
         if bias is not None:
             _same_width("linear: bias", bias.size, weight.n_out)
         forms, inputs = self._inputs("linear", x, weight, head=False)
@@ -137,25 +182,23 @@ class Recorder:
         out = self._array(weight.n_out)
         self._add(
             lambda program, at: program.linear(
-                [at(b) for b in inputs], at(out.floats), weight.packed, forms, bias, at(added)
+                [at(b) for b in inputs], at(out.floats), weight.packed, forms, bias, scale, at(added)
             )
         )
         return out
 
     def gated(self, x: Any, weight: Any, activation: Activation, bias: Any = None, limit: float = 0.0) -> CpuArray:
-        if bias is not None or limit:
-            raise ValueError("gated: a bias or limit is not built on this device yet")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+        number = _activation("gated", activation, ("xielu",))
         if weight.n_out % 2:
             raise ValueError(f"gated: {weight.n_out} rows are not gate and up rows in equal number")
+        if bias is not None:
+            _same_width("gated: bias", bias.size, weight.n_out)
         forms, inputs = self._inputs("gated", x, weight, head=False)
         # A work item of 32 columns is a whole group of int8; the scale of int16 needs the row.
         out = self._array(weight.n_out // 2, makes=(INT8,))
-        number = ACTIVATIONS.index(activation)
         self._add(
             lambda program, at: program.gated(
-                [at(b) for b in inputs], [at(b) for b in out.wanted()], weight.packed, forms, number
+                [at(b) for b in inputs], [at(b) for b in out.wanted()], weight.packed, forms, bias, number, limit
             )
         )
         return out
@@ -208,12 +251,12 @@ class Recorder:
 
     def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0, bias: Any = None) -> CpuArray:
         if bias is not None:
-            raise ValueError("logits: a bias is not built on this device yet")
+            _same_width("logits: bias", bias.size, weight.n_out)
         forms, inputs = self._inputs("logits", x, weight, head=True)
         out = self._array(weight.n_out)
         self._add(
             lambda program, at: program.logits(
-                [at(b) for b in inputs], at(out.floats), weight.packed, forms, softcap, scale
+                [at(b) for b in inputs], at(out.floats), weight.packed, forms, bias, softcap, scale
             )
         )
         return out
@@ -294,6 +337,14 @@ class Recorder:
 def _same_width(name: str, width: int, wanted: int) -> None:
     if width != wanted:
         raise ValueError(f"{name} is {width} wide, wanted {wanted}")
+
+
+def _activation(name: str, activation: Activation, excluded: tuple[Activation, ...]) -> int:
+    """The number of an activation function that operation `name` knows."""
+    known = [each for each in ACTIVATIONS if each not in excluded]
+    if activation not in known:
+        raise ValueError(f"{name}: unknown activation {activation!r}; there are {', '.join(known)}")
+    return ACTIVATIONS.index(activation)
 
 
 def _plan(buffers: list[Buffer]) -> tuple[dict[int, int], int]:

@@ -6,7 +6,7 @@ whatever its batch, which the reference and the native CPU device do.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -155,6 +155,10 @@ class TorchOps:
         check_ids("tokens", batch.arrays.tokens, table.n_out)
         return _tensor(table.rows[batch.tokens] * scale)
 
+    def embed_positions(self, batch: Any, table: Any, offset: int, residual: Any) -> Tensor:
+        check_ids("positions", batch.arrays.positions + np.int32(offset), table.n_out)
+        return _tensor(table.rows[batch.positions + offset] + residual)
+
     def rotary(self, batch: Any, rope: Rope) -> Tensor:
         inverse = torch.tensor(rope.inv_freq, dtype=torch.float32, device=batch.positions.device)
         angles = (batch.positions.float()[:, None] * inverse).double()
@@ -163,21 +167,27 @@ class TorchOps:
     def norm(
         self, x: Any, weight: Any, eps: float, residual: Any = None, *, bias: Any = None, center: bool = False
     ) -> Tensor:
-        if bias is not None or center:
-            raise ValueError("norm: a layer norm is not built on this device yet")
-        out = _rms_norm(x, weight, eps)
+        out = _norm(x, weight, eps, center)
+        if bias is not None:
+            out = out + bias
         return out if residual is None else out + _tensor(residual)
 
+    def activate(self, x: Any, activation: Activation, parameters: Any = None, times: Any = None) -> Tensor:
+        out = _activate(x, activation, parameters)
+        return out if times is None else out * _tensor(times)
+
     def linear(self, x: Any, weight: Any, bias: Any = None, residual: Any = None, scale: float = 1.0) -> Tensor:
-        if scale != 1:
-            raise ValueError("linear: a scale is not built on this device yet")
         out = functional.linear(x, weight.rows, bias)
+        if scale != 1:
+            out = out * scale
         return out if residual is None else out + _tensor(residual)
 
     def gated(self, x: Any, weight: Any, activation: Activation, bias: Any = None, limit: float = 0.0) -> Tensor:
-        if bias is not None or limit:
-            raise ValueError("gated: a bias or limit is not built on this device yet")
-        gate, up = functional.linear(x, weight.rows).chunk(2, dim=1)
+        gate, up = functional.linear(x, weight.rows, bias).chunk(2, dim=1)
+        if limit > 0:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        if activation == "swiglu_oai":
+            return gate * torch.sigmoid(1.702 * gate) * (up + 1)
         return _activate(gate, activation) * up
 
     def store_kv(
@@ -193,9 +203,9 @@ class TorchOps:
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
         q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads], dim=1)
         if q_norm is not None:
-            q = _rms_norm(q, q_norm.weight, q_norm.eps)
+            q = _norm(q, q_norm.weight, q_norm.eps)
         if k_norm is not None:
-            k = _rms_norm(k, k_norm.weight, k_norm.eps)
+            k = _norm(k, k_norm.weight, k_norm.eps)
         if rotary is not None:
             q, k = _rotate(q, rotary), _rotate(k, rotary)
         batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
@@ -221,9 +231,7 @@ class TorchOps:
         return _tensor(x[batch.rows])
 
     def logits(self, x: Any, weight: Any, softcap: float = 0.0, scale: float = 1.0, bias: Any = None) -> Tensor:
-        if bias is not None:
-            raise ValueError("logits: a bias is not built on this device yet")
-        out = functional.linear(x, weight.rows) * scale
+        out = functional.linear(x, weight.rows, bias) * scale
         return softcap * torch.tanh(out / softcap) if softcap > 0 else out
 
 
@@ -233,12 +241,14 @@ def _tensor(x: Any) -> Tensor:
     return out
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _norm(x: Tensor, weight: Tensor, eps: float, center: bool = False) -> Tensor:
     """Over the last axis."""
+    if center:
+        x = x - x.mean(dim=-1, keepdim=True)
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 
 
-def _activate(x: Tensor, activation: Activation) -> Tensor:
+def _activate(x: Tensor, activation: Activation, parameters: Any = None) -> Tensor:
     if activation == "silu":
         return functional.silu(x)
     if activation == "gelu_tanh":
@@ -247,7 +257,16 @@ def _activate(x: Tensor, activation: Activation) -> Tensor:
         return functional.gelu(x)
     if activation == "relu":
         return functional.relu(x)
-    raise ValueError(f"unknown activation {activation!r}; there are silu, gelu_tanh, gelu and relu")
+    if activation == "relu2":
+        return functional.relu(x).square()
+    if activation == "tanh":
+        return torch.tanh(x)
+    if activation == "identity":
+        return x
+    if activation == "xielu":
+        p, n, beta, eps = parameters
+        return _tensor(torch.where(x > 0, p * x * x, n * (torch.expm1(torch.minimum(x, eps)) - x)) + beta * x)
+    raise ValueError(f"unknown activation {activation!r}; there are {', '.join(get_args(Activation))}")
 
 
 def _rotate(x: Tensor, rotary: Tensor) -> Tensor:
