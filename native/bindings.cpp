@@ -128,6 +128,24 @@ HeadShape head_shape(nb::handle shape, const KVCache& cache) {
     out.window = nb::cast<int>(shape.attr("window"));
     out.scale = nb::cast<float>(shape.attr("scale"));
     out.softcap = nb::cast<float>(shape.attr("softcap"));
+    out.clip = nb::cast<float>(shape.attr("clip"));
+    out.stores = nb::cast<bool>(shape.attr("stores"));
+    const nb::object temperature = shape.attr("temperature");
+    if (!temperature.is_none()) {
+        out.temperature = nb::cast<float>(temperature[0]);
+        out.temperature_floor = nb::cast<float>(temperature[1]);
+    }
+    return out;
+}
+
+OwnedNorm head_norm(const nb::object& norm) {
+    OwnedNorm out;
+    if (norm.is_none()) return out;
+    out.weight = copy_floats(nb::cast<Vector<float>>(norm.attr("weight")));
+    out.norm.eps = nb::cast<float>(norm.attr("eps"));
+    out.norm.over_all = nb::cast<std::string>(norm.attr("over")) == "all";
+    out.norm.center = nb::cast<bool>(norm.attr("center"));
+    out.norm.after = nb::cast<bool>(norm.attr("after"));
     return out;
 }
 
@@ -321,7 +339,7 @@ void bind_program(nb::module_& m) {
         .def(
             "store_kv",
             [](Program& p, int64_t qkv, int64_t rotary, int rotary_width, int64_t out, nb::object shape, KVCache& cache,
-               nb::object q_norm, nb::object k_norm, float eps) {
+               nb::object q_norm, nb::object k_norm, nb::object v_norm) {
                 Instruction i{};
                 i.op = Op::StoreKV;
                 i.in[FORM_FLOAT] = qkv;
@@ -332,13 +350,13 @@ void bind_program(nb::module_& m) {
                 i.out_width = i.shape.heads * i.shape.head_dim;
                 i.layer = nb::cast<int>(shape.attr("layer"));
                 i.group = nb::cast<int>(shape.attr("group"));
-                i.first = copy_floats(q_norm);
-                i.second = copy_floats(k_norm);
-                i.eps = eps;
+                i.norms[0] = head_norm(q_norm);
+                i.norms[1] = head_norm(k_norm);
+                i.norms[2] = head_norm(v_norm);
                 p.add(std::move(i));
             },
             nb::arg("qkv"), nb::arg("rotary"), nb::arg("rotary_width"), nb::arg("out"), nb::arg("shape"),
-            nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"))
+            nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("v_norm").none())
         .def("attend",
              [](Program& p, int64_t q, int64_t out, nb::object shape, KVCache& cache) {
                  Instruction i{};

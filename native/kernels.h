@@ -47,6 +47,7 @@ struct GateTerms {
     float limit;
 };
 
+// AttentionShape of octavo/ops/contract.py, and what the cache adds to it.
 struct HeadShape {
     int heads;
     int kv_heads;
@@ -56,12 +57,39 @@ struct HeadShape {
     int window;
     float scale;
     float softcap;
+    float clip;         // 0: none
+    float temperature;  // of queries; none where the floor is 0
+    float temperature_floor;
+    int stores;
 };
 
 // A layer's part of the KV cache: blocks of [kv_head][head_dim][block_size] K, then [kv_head][block_size][head_dim] V.
 struct LayerCache {
     uint8_t* data;
     int64_t block_bytes;
+};
+
+// HeadNorm of octavo/ops/contract.py.
+struct HeadNorm {
+    const float* weight;  // [heads * head_dim]; null: no norm
+    float eps;
+    bool over_all;
+    bool center;
+    bool after;
+};
+
+// The queries, keys and values of one token.
+struct StoreItem {
+    const float* qkv;     // [(heads + 2 * kv_heads) * head_dim]; q alone where nothing is stored
+    const float* rotary;  // [2 * rotary_half]
+    int rotary_half;
+    HeadNorm norms[3];  // of q, k and v
+    LayerCache cache;
+    int block;
+    int offset;  // of the token in the block
+    int position;
+    float* q;        // [heads * head_dim]
+    float* scratch;  // 2 * kv_heads * head_dim
 };
 
 // One work item of attention: consecutive tokens of one sequence, one KV head, all query heads that read it.
@@ -106,9 +134,8 @@ struct Kernels {
                      float* out);
     void (*cap)(float* x, int64_t width, float softcap);  // softcap * tanh(x / softcap)
 
-    // Rotates q and k heads of a row (after their norms), stores k and v at `offset` of `block`, and writes q.
-    void (*store_kv)(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm,
-                     float eps, const HeadShape&, const LayerCache&, int block, int offset, float* q, float* scratch);
+    // Norms, clamps and turns the heads of a token, stores k and v, and writes q.
+    void (*store_kv)(const StoreItem&, const HeadShape&);
     void (*attend)(const AttendItem&, const HeadShape&);
     // The same in pieces, with the same bits: the partials of chunks [first, first + count), attend_partial() floats
     // each, and then the output from the partials of all chunks, in order.

@@ -53,7 +53,8 @@ void Program::add(Instruction instruction) {
         scratch_floats_ = std::max<int64_t>(scratch_floats_, kFloatScratch + instruction.out_width);
     }
     if (instruction.op == Op::StoreKV) {
-        scratch_floats_ = std::max<int64_t>(scratch_floats_, instruction.shape.head_dim);
+        const HeadShape& shape = instruction.shape;
+        scratch_floats_ = std::max(scratch_floats_, int64_t{2} * shape.kv_heads * shape.head_dim);
     }
     if (instruction.op == Op::Attend) {
         const auto cut_alike = [&](const HeadShape& shape) {
@@ -279,17 +280,27 @@ void Program::gated_tile(const Instruction& i, const Context& c, int column, int
 }
 
 void Program::store_row(const Instruction& i, const Context& c, int row, float* buffer) const {
+    const HeadShape& shape = i.shape;
     const int sequence = c.batch.owner[row];
     const BlockTable& table = c.batch.tables[i.group];
-    const int position = c.batch.positions[row];
-    const int block = table.ids[c.batch.slots[sequence] * table.columns + position / i.shape.block_size];
-    const bool rotate = i.rotary != kNone;
-    const int rotary_width = rotate ? i.width : 0;
-    const int qkv_width = (i.shape.heads + 2 * i.shape.kv_heads) * i.shape.head_dim;
-    kernels_.store_kv(floats(i.in[FORM_FLOAT], row, qkv_width), rotate ? floats(i.rotary, row, rotary_width) : nullptr,
-                      rotary_width / 2, i.first.empty() ? nullptr : i.first.data(),
-                      i.second.empty() ? nullptr : i.second.data(), i.eps, i.shape, cache_->layers[i.layer], block,
-                      position % i.shape.block_size, floats(i.out[FORM_FLOAT], row, i.out_width), buffer);
+    const int heads = shape.heads + (shape.stores ? 2 * shape.kv_heads : 0);
+    StoreItem item{};
+    item.qkv = floats(i.in[FORM_FLOAT], row, heads * shape.head_dim);
+    if (i.rotary != kNone) {
+        item.rotary = floats(i.rotary, row, i.width);
+        item.rotary_half = i.width / 2;
+    }
+    for (int n = 0; n < 3; ++n) {
+        item.norms[n] = i.norms[n].norm;
+        item.norms[n].weight = i.norms[n].weight.empty() ? nullptr : i.norms[n].weight.data();
+    }
+    item.position = c.batch.positions[row];
+    item.cache = cache_->layers[i.layer];
+    item.block = table.ids[c.batch.slots[sequence] * table.columns + item.position / shape.block_size];
+    item.offset = item.position % shape.block_size;
+    item.q = floats(i.out[FORM_FLOAT], row, i.out_width);
+    item.scratch = buffer;
+    kernels_.store_kv(item, shape);
 }
 
 void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {

@@ -31,6 +31,12 @@ struct Tile {
 
 constexpr int64_t kNone = -1;
 
+// A norm of heads with its weight, which is empty where there is none.
+struct OwnedNorm {
+    HeadNorm norm{};
+    std::vector<float> weight;
+};
+
 // One instruction; an op uses the fields it needs. Offsets are bytes into the arena.
 struct Instruction {
     Op op;
@@ -41,7 +47,7 @@ struct Instruction {
     int width = 0;  // of the input
     int out_width = 0;
     float scale = 1;  // embed, linear, logits
-    float eps = 0;    // norm, store_kv
+    float eps = 0;    // norm
     bool center = false;
     float softcap = 0;  // logits
     int activation = SILU;
@@ -51,8 +57,9 @@ struct Instruction {
     std::shared_ptr<Weight> weight;
     std::vector<int> forms;  // of each part of the weight
     std::vector<Tile> tiles;
-    std::vector<float> first;   // norm weight, bias of a product, q norm, inverse frequencies, parameters of activate
-    std::vector<float> second;  // bias of a norm, k norm
+    std::vector<float> first;   // norm weight, bias of a product, inverse frequencies, parameters of activate
+    std::vector<float> second;  // bias of a norm
+    OwnedNorm norms[3];         // of q, k and v
     HeadShape shape{};
     int layer = 0;
     int group = 0;

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.contract import AttentionShape, BatchArrays, Drawn, Sampling, Stored
+from octavo.ops.contract import AttentionShape, BatchArrays, Drawn, HeadNorm, Sampling, Stored
 
 def missing_features() -> str:
     """Names of the instruction sets the kernels need and this CPU lacks; "" when it has all."""
@@ -110,10 +110,12 @@ class Program:
         out: int,
         shape: AttentionShape,
         cache: KVCache,
-        q_norm: npt.NDArray[np.float32] | None,
-        k_norm: npt.NDArray[np.float32] | None,
-        eps: float,
-    ) -> None: ...
+        q_norm: HeadNorm | None,
+        k_norm: HeadNorm | None,
+        v_norm: HeadNorm | None,
+    ) -> None:
+        """The weight of each norm covers all of its heads."""
+
     def attend(self, q: int, out: int, shape: AttentionShape, cache: KVCache, /) -> None: ...
     def gather(self, in_: int, out: int, width: int, /) -> None: ...
     def logits(

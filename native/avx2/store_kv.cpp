@@ -1,4 +1,5 @@
-// A row's queries, keys and values: norms and rotation, then K and V into the cache.
+// A token's queries, keys and values: norms and rotation, then K and V into the cache.
+#include <math.h>
 #include <string.h>
 
 #include "../kernels.h"
@@ -17,42 +18,74 @@ inline void store_cached(uint8_t* p, int64_t index, bool half, float value) {
     }
 }
 
-// A head after its norm and rotation, to `out`.
-void prepare_head(const float* x, const float* weight, float eps, const float* rotary, int half, int depth,
-                  float* out) {
-    if (weight != nullptr) {
-        octavo::kernels().norm(x, {weight, nullptr, nullptr, eps, false}, depth, out);
-    } else {
-        memcpy(out, x, sizeof(float) * depth);
-    }
-    for (int i = 0; i < half; i += 8) {
-        const int left = half - i;
-        const __m256 a = load_some(out + i, left);
-        const __m256 b = load_some(out + half + i, left);
-        const __m256 cosine = load_some(rotary + i, left);
-        const __m256 sine = load_some(rotary + half + i, left);
-        store_some(out + i, left, _mm256_fmsub_ps(a, cosine, _mm256_mul_ps(b, sine)));
-        store_some(out + half + i, left, _mm256_fmadd_ps(b, cosine, _mm256_mul_ps(a, sine)));
+// In place, over each head or all of them.
+void norm_heads(float* x, const HeadNorm& norm, int heads, int depth) {
+    const int width = norm.over_all ? heads * depth : depth;
+    for (int i = 0; i < heads * depth; i += width) {
+        octavo::kernels().norm(x + i, {norm.weight + i, nullptr, nullptr, norm.eps, norm.center != 0}, width, x + i);
     }
 }
 
-void store_kv(const float* qkv, const float* rotary, int rotary_half, const float* q_norm, const float* k_norm,
-              float eps, const HeadShape& shape, const LayerCache& cache, int block, int offset, float* q,
-              float* scratch) {
+// NaN stays NaN: the second operand is what min and max return for it.
+void clamp(float* x, int width, float limit) {
+    const __m256 high = _mm256_set1_ps(limit);
+    const __m256 low = _mm256_set1_ps(-limit);
+    for (int i = 0; i < width; i += 8) {
+        store_some(x + i, width - i, _mm256_min_ps(high, _mm256_max_ps(low, load_some(x + i, width - i))));
+    }
+}
+
+// Turns the pairs (i, i + half) of a head.
+void rotate(float* x, const float* rotary, int half) {
+    for (int i = 0; i < half; i += 8) {
+        const int left = half - i;
+        const __m256 a = load_some(x + i, left);
+        const __m256 b = load_some(x + half + i, left);
+        const __m256 cosine = load_some(rotary + i, left);
+        const __m256 sine = load_some(rotary + half + i, left);
+        store_some(x + i, left, _mm256_fmsub_ps(a, cosine, _mm256_mul_ps(b, sine)));
+        store_some(x + half + i, left, _mm256_fmadd_ps(b, cosine, _mm256_mul_ps(a, sine)));
+    }
+}
+
+// The heads of x as they are used, to `out`. Values are not turned: their `half` is 0.
+void prepare(const float* x, int heads, const HeadNorm& norm, const HeadShape& shape, const float* rotary, int half,
+             float* out) {
+    const int depth = shape.head_dim;
+    memcpy(out, x, sizeof(float) * heads * depth);
+    if (norm.weight != nullptr && !norm.after) norm_heads(out, norm, heads, depth);
+    if (shape.clip > 0) clamp(out, heads * depth, shape.clip);
+    if (half > 0) {
+        for (int h = 0; h < heads; ++h) rotate(out + h * depth, rotary, half);
+    }
+    if (norm.weight != nullptr && norm.after) norm_heads(out, norm, heads, depth);
+}
+
+void store_kv(const StoreItem& item, const HeadShape& shape) {
     const int depth = shape.head_dim;
     const int size = shape.block_size;
-    for (int h = 0; h < shape.heads; ++h) {
-        prepare_head(qkv + h * depth, q_norm, eps, rotary, rotary_half, depth, q + h * depth);
+    prepare(item.qkv, shape.heads, item.norms[0], shape, item.rotary, item.rotary_half, item.q);
+    if (shape.temperature_floor > 0) {
+        const float steps = floorf(static_cast<float>(item.position + 1) / shape.temperature_floor);
+        const __m256 factor = _mm256_set1_ps(1.0f + shape.temperature * log1pf(steps));
+        for (int i = 0; i < shape.heads * depth; i += 8) {
+            const int left = shape.heads * depth - i;
+            store_some(item.q + i, left, _mm256_mul_ps(load_some(item.q + i, left), factor));
+        }
     }
-    const float* k = qkv + shape.heads * depth;
-    const float* v = k + shape.kv_heads * depth;
-    uint8_t* keys = cache.data + block * cache.block_bytes;
-    uint8_t* values = keys + int64_t{shape.kv_heads} * depth * size * (shape.half ? 2 : 4);
+    if (!shape.stores) return;
+    const int width = shape.kv_heads * depth;
+    const float* from = item.qkv + shape.heads * depth;
+    float* k = item.scratch;
+    float* v = k + width;
+    prepare(from, shape.kv_heads, item.norms[1], shape, item.rotary, item.rotary_half, k);
+    prepare(from + width, shape.kv_heads, item.norms[2], shape, nullptr, 0, v);
+    uint8_t* keys = item.cache.data + item.block * item.cache.block_bytes;
+    uint8_t* values = keys + int64_t{width} * size * (shape.half ? 2 : 4);
     for (int h = 0; h < shape.kv_heads; ++h) {
-        prepare_head(k + h * depth, k_norm, eps, rotary, rotary_half, depth, scratch);
         for (int i = 0; i < depth; ++i) {
-            store_cached(keys, (int64_t{h} * depth + i) * size + offset, shape.half, scratch[i]);
-            store_cached(values, (int64_t{h} * size + offset) * depth + i, shape.half, v[h * depth + i]);
+            store_cached(keys, (int64_t{h} * depth + i) * size + item.offset, shape.half, k[h * depth + i]);
+            store_cached(values, (int64_t{h} * size + item.offset) * depth + i, shape.half, v[h * depth + i]);
         }
     }
 }

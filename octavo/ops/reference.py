@@ -329,7 +329,7 @@ def _norm(x: F32, weight: F32, eps: float, center: bool = False) -> F32:
 
 def _head_norm(x: F32, norm: HeadNorm | None, after: bool) -> F32:
     """`x` [T, heads, d], normed where `norm` is the one before or after the rotation."""
-    if norm is None or norm.after != after:
+    if norm is None or norm.after != after or not x.shape[1]:
         return x
     weight = np.broadcast_to(norm.weight.reshape(-1, x.shape[2]), x.shape[1:])
     if norm.over == "head":

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 from octavo.devices import DeviceUnavailable, select_device
-from octavo.ops.contract import F32, BatchArrays, BatchLimits, CompiledModel, Device, HeadNorm, KVSpec, Sampling, Stored
+from octavo.ops.contract import (
+    F32,
+    BatchArrays,
+    BatchLimits,
+    CompiledModel,
+    Device,
+    HeadNorm,
+    KVSpec,
+    Rope,
+    Sampling,
+    Stored,
+)
 from octavo.quant import KINDS, dense, row_bytes
 
 DEVICES = ("reference", "torch", "cpu")
@@ -124,17 +135,26 @@ def rowwise(dev: Device, op: Callable[[Any, Any, Any], Any], width: int, x: F32)
     return model.raw_logits(pages.step([Span(0, 0, range(len(x)))]))
 
 
-def attention_model(dev: Device, qkv: F32, shape: Any, pages: Pages, dtype: str, **store: Any) -> CompiledModel:
-    """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store` may hold rope, q_norm, k_norm and eps."""
+def storing(
+    dev: Device, qkv: F32, shape: Any, rope: Rope | None = None, **norms: HeadNorm
+) -> Callable[[Any, Any], Any]:
+    """store_kv, as `op(ops, batch)`, of rows of `qkv`; weights of `norms` (q_norm, k_norm, v_norm) are arrays."""
     table = dev.weight([f32(qkv)])
-    norms = {
-        name: HeadNorm(dev.vector(store[name]), store.get("eps", 0.0)) for name in ("q_norm", "k_norm") if name in store
-    }
+    own = {name: norm._replace(weight=dev.vector(norm.weight)) for name, norm in norms.items()}
 
     def op(ops: Any, batch: Any) -> Any:
-        rotary = ops.rotary(batch, store["rope"]) if "rope" in store else None
-        q = ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, shape, **norms)
-        return ops.attend(batch, q, shape)
+        rotary = None if rope is None else ops.rotary(batch, rope)
+        return ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, shape, **own)
+
+    return op
+
+
+def attention_model(dev: Device, qkv: F32, shape: Any, pages: Pages, dtype: str, **store: Any) -> CompiledModel:
+    """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store`: see `storing`."""
+    stored = storing(dev, qkv, shape, **store)
+
+    def op(ops: Any, batch: Any) -> Any:
+        return ops.attend(batch, stored(ops, batch), shape)
 
     spec = pages.spec(shape.kv_heads, shape.head_dim, dtype, (shape.group,))
     return compile_op(dev, op, shape.heads * shape.head_dim, pages, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,18 @@ import pytest
 
 from octavo.ops.contract import AttentionShape, HeadNorm, Rope
 from tests.ops import truth
-from tests.ops.harness import CONTEXTS, DEVICES, UNIT, Pages, Span, attention_model, compile_op, device, f32
+from tests.ops.harness import (
+    CONTEXTS,
+    DEVICES,
+    UNIT,
+    Pages,
+    Span,
+    attention_model,
+    compile_op,
+    device,
+    f32,
+    storing,
+)
 
 pytestmark = pytest.mark.parametrize("name", DEVICES)
 
@@ -149,42 +161,90 @@ def test_rotary(name: str, scale: float) -> None:
         assert np.all(np.abs(got - turned * np.float32(scale)) <= 2 * np.spacing(np.abs(turned * scale)))
 
 
-@pytest.mark.parametrize("rotated", [0, 32, 64])
-@pytest.mark.parametrize("normed", [False, True])
-def test_store_kv(name: str, rotated: int, normed: bool) -> None:
-    """q comes back normed and turned; k and v are seen through attention. `rotated` 32 of 64 leaves the rest alone."""
-    case, length = Case(6, 2, 64, 0, 0.0, 16, "float32"), 50
-    qkv, pages, rng = case.qkv(length), Pages(1, length), np.random.default_rng(5)
-    q, k, v = case.split(qkv)
-    store: dict[str, Any] = {}
-    if normed:
-        store = {"q_norm": rng.standard_normal(64), "k_norm": rng.standard_normal(64), "eps": 1e-6}
-        q, k = (truth.norm(x, store[norm], 1e-6)[0] for x, norm in ((q, "q_norm"), (k, "k_norm")))
-        store = {n: np.float32(value) if n != "eps" else value for n, value in store.items()}
-    if rotated:
-        frequencies = 1e4 ** (-np.arange(0, rotated, 2) / rotated)
-        store["rope"] = Rope(tuple(frequencies.astype(np.float32).tolist()))
-        q, k = (truth.turn(x, range(length), store["rope"]) for x in (q, k))
-    dev = device(name)
-    step = pages.step([Span(0, 0, range(length))])
-    got = attention_model(dev, qkv, case.shape(), pages, "float32", **store).raw_logits(step)
-    value, bound = truth.attend(q, k, v, range(length), case.shape())
-    # q and k are themselves off by a norm's error.
-    slack = 4 * 50 * UNIT * np.abs(q).max() * np.abs(k).max() * 64**0.5 * np.abs(v).max()
-    truth.assert_within(got, (value.reshape(length, -1), (bound + slack).reshape(length, -1)))
+def _vector(size: int, seed: int) -> Any:
+    return np.random.default_rng([5, seed]).standard_normal(size).astype(np.float32)
 
-    table = dev.weight([f32(qkv)])
-    norms = {n: HeadNorm(dev.vector(store[n]), 1e-6) for n in ("q_norm", "k_norm") if n in store}
+
+def _norms(after: Sequence[bool] = (False, False, False), full: bool = False, **fields: Any) -> dict[str, HeadNorm]:
+    """Norms of q, k and v of 6 and 2 heads of 36, each with a weight and an eps of its own."""
+    return {
+        f"{name}_norm": HeadNorm(_vector((heads if full else 1) * 36, heads), eps, after=late, **fields)
+        for name, heads, eps, late in zip("qkv", (6, 2, 2), (1e-6, 0.3, 0.05), after, strict=True)
+    }
+
+
+STORES: dict[str, tuple[dict[str, HeadNorm], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "norms": (_norms(), {}),
+    "norm of keys alone": ({"k_norm": _norms()["k_norm"]}, {}),
+    "layer norms": (_norms(center=True), {}),
+    "a weight per head": (_norms(full=True), {}),
+    "over all heads": (_norms(full=True, over="all"), {}),
+    "layer norms over all heads with one weight": (_norms(over="all", center=True), {}),
+    "after the rotation": (_norms((True, True, True)), {}),
+    "keys after the rotation": (_norms((False, True, False), full=True, over="all"), {"clip": 0.8}),
+    "clipped": ({}, {"clip": 0.5}),
+    "clipped before late norms": (_norms((True, True, True), center=True), {"clip": 0.5}),
+    "temperature": (_norms((True, True, False)), {"temperature": (0.1, 8)}),
+}
+
+
+@pytest.mark.parametrize("rotated", [0, 20, 36])
+@pytest.mark.parametrize("store", STORES)
+def test_store_kv(name: str, store: str, rotated: int) -> None:
+    """q comes back as it is used; k and v are seen through attention. `rotated` 20 of 36 leaves the rest alone."""
+    (norms, fields), case, length = STORES[store], Case(6, 2, 36, 0, 0.0, 16, "float32"), 50
+    shape = case.shape()._replace(**fields)
+    qkv, pages, dev = case.qkv(length), Pages(1, length), device(name)
+    frequencies = 1e4 ** (-np.arange(0, rotated, 2) / max(1, rotated))
+    rope = Rope(tuple(frequencies.astype(np.float32).tolist()), 1.25) if rotated else None
+    q, k, v = (
+        truth.prepare(x, range(length), shape, norms.get(f"{letter}_norm"), None if letter == "v" else rope)
+        for letter, x in zip("qkv", case.split(qkv), strict=True)
+    )
+    if shape.temperature is not None:
+        q = truth.warm(q, range(length), *shape.temperature)
+    step = pages.step([Span(0, 0, range(length))])
+    stored = storing(dev, qkv, shape, rope, **norms)
+    got = compile_op(dev, stored, 6 * 36, pages, pages.spec(2, 36)).raw_logits(step)
+    truth.assert_within(got, (q[0].reshape(length, -1), q[1].reshape(length, -1)))
+    got = attention_model(dev, qkv, shape, pages, "float32", rope=rope, **norms).raw_logits(step)
+    value, bound = truth.attend(q[0], k[0], v[0], range(length), shape, (q[1], k[1], v[1]))
+    truth.assert_within(got, (value.reshape(length, -1), bound.reshape(length, -1)))
+
+
+def test_clip_keeps_nan(name: str) -> None:
+    """A value that is no number fails its row: it does not become a bound."""
+    shape, pages, dev = Case(2, 1, 32, 0, 0.0, 16, "float32").shape()._replace(clip=1.0), Pages(1, 16), device(name)
+    qkv = np.full((2, 4 * 32), 3, np.float32)
+    qkv[1, 5] = np.nan
+    model = compile_op(dev, storing(dev, qkv, shape), 64, pages, pages.spec(1, 32))
+    first = model.raw_logits(pages.step([Span(0, 0, [0])]))
+    assert (first == 1).all()
+    assert np.isnan(model.raw_logits(pages.step([Span(0, 0, [1])]))).all()  # the head multiplies by the identity
+
+
+def test_a_layer_reads_the_keys_of_another(name: str) -> None:
+    """Without `stores`, qkv is q alone; the layer that has the keys may have another number of query heads."""
+    own, other = Case(4, 2, 32, 0, 0.0, 16, "float16"), Case(6, 2, 32, 24, 0.0, 16, "float16")
+    qkv, pages, dev = own.qkv(60), Pages(1, 64, groups=2), device(name)
+    q = other.split(other.qkv(60, seed=3))[0]
+    norm = HeadNorm(_vector(32, 0), 1e-5)
+    keyed = storing(dev, qkv, own.shape(1, 0))
+    shape = other.shape(1, 0)._replace(stores=False)
+    queried = storing(dev, q.reshape(60, -1), shape, q_norm=norm, k_norm=norm)
 
     def op(ops: Any, batch: Any) -> Any:
-        rotary = ops.rotary(batch, store["rope"]) if rotated else None
-        return ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, case.shape(), **norms)
+        keyed(ops, batch)
+        return ops.attend(batch, queried(ops, batch), shape)
 
-    spec = pages.spec(2, 64)
-    got = compile_op(dev, op, 6 * 64, pages, spec).raw_logits(step)
-    pair = np.concatenate([np.abs(q)[..., 32:], np.abs(q)[..., :32]], axis=2) + np.abs(q)
-    bound = (64 / 2 + 12) * UNIT * (pair + np.abs(q).max(axis=2, keepdims=True))
-    truth.assert_within(got, (q.reshape(length, -1).astype(np.float64), bound.reshape(length, -1)))
+    model = compile_op(dev, op, 6 * 32, pages, pages.spec(2, 32, "float16", (1, 0)))
+    model.raw_logits(pages.step([Span(0, 0, range(50))]))
+    got = model.raw_logits(pages.step([Span(0, 50, range(50, 60))]))
+    _, k, v = (x.astype(np.float16) for x in own.split(qkv))
+    value, off = truth.prepare(q[50:], range(50, 60), shape, norm, None)
+    value, bound = truth.attend(value, k, v, range(50, 60), shape, (off, 0, 0))
+    truth.assert_within(got, (value.reshape(10, -1), bound.reshape(10, -1)))
 
 
 def test_layers_use_the_table_of_their_group(name: str) -> None:

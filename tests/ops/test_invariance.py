@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.ops.contract import F32, AttentionShape, BatchLimits, CompiledModel, Device, Rope
+from octavo.ops.contract import F32, AttentionShape, BatchLimits, CompiledModel, Device, HeadNorm, Rope
 from octavo.quant import KINDS
 from tests.ops.harness import (
     INVARIANT,
@@ -112,7 +112,7 @@ SHAPES = (
     AttentionShape(8, 8, 32, 0.2, 0, 0, 20, 30.0),
 )
 
-STORE = {"rope": Rope(tuple((1e4 ** (-np.arange(8) / 8)).astype(np.float32).tolist())), "eps": 1e-6}
+ROPE = Rope(tuple((1e4 ** (-np.arange(8) / 8)).astype(np.float32).tolist()))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -123,7 +123,7 @@ def test_attention(name: str, shape: AttentionShape, dtype: str) -> None:
     length = 1100
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     qkv = _random(length, width)
-    store = {**STORE, "q_norm": _random(1, shape.head_dim, 1)[0], "k_norm": _random(1, shape.head_dim, 2)[0]}
+    q_norm, k_norm = (HeadNorm(_random(1, shape.head_dim, seed)[0], 1e-6) for seed in (1, 2))
     edges = [0, 14, 15, 16, 31, 32, 254, 255, 256, 257, 510, 511, 512, 513, 1098, 1099]
     checked = {*edges, *range(3, length, 7)}
     whole: Any = None
@@ -135,7 +135,7 @@ def test_attention(name: str, shape: AttentionShape, dtype: str) -> None:
             (128, [c for e in edges for c in (e, e + 1) if c]),
         ):
             pages = Pages(3, length, block_size, seed=len(cuts))
-            model = attention_model(dev, qkv, shape, pages, dtype, **store)
+            model = attention_model(dev, qkv, shape, pages, dtype, rope=ROPE, q_norm=q_norm, k_norm=k_norm)
             got, start = [], 0
             for end in sorted(set(cuts)):
                 before, mine, after = Span(1, 0, [5]), Span(2, start, range(start, end)), Span(0, 0, range(700, 733))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.ops.contract import AttentionShape, Rope
+from octavo.ops.contract import AttentionShape, HeadNorm, Rope
 from tests.ops.harness import UNIT
 
 Pair = tuple[Any, Any]
@@ -85,22 +85,64 @@ def gate(gate: Pair, up: Pair, name: str, limit: float = 0.0) -> Pair:
     return value * u, bound
 
 
-def turn(x: Any, positions: Any, rope: Rope) -> Any:
-    """`x` [T, heads, d] rotated, pair by pair."""
-    out = x.astype(np.float64).copy()
+def turn(pair: Pair, positions: Any, rope: Rope) -> Pair:
+    """`pair` [T, heads, d] rotated, pair by pair."""
+    value, bound = (x.astype(np.float64).copy() for x in pair)
     half = len(rope.inv_freq)
     for t, position in enumerate(positions):
         for i, frequency in enumerate(rope.inv_freq):
             angle = float(np.float32(position) * np.float32(frequency))
-            a, b = x[t, :, i].astype(np.float64), x[t, :, i + half].astype(np.float64)
-            out[t, :, i] = rope.scale * (a * math.cos(angle) - b * math.sin(angle))
-            out[t, :, i + half] = rope.scale * (b * math.cos(angle) + a * math.sin(angle))
-    return out
+            a, b = value[t, :, i].copy(), value[t, :, i + half].copy()
+            value[t, :, i] = rope.scale * (a * math.cos(angle) - b * math.sin(angle))
+            value[t, :, i + half] = rope.scale * (b * math.cos(angle) + a * math.sin(angle))
+            # Cosine and sine are within an ulp each, the products and the sum within half of one.
+            wrong = bound[t, :, i] + bound[t, :, i + half] + 8 * UNIT * (np.abs(a) + np.abs(b))
+            bound[t, :, i] = bound[t, :, i + half] = rope.scale * wrong
+    return value, bound
 
 
-def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape) -> Pair:
-    """q [t, H, d] at `positions` over k and v [n, G, d], as the cache holds them, at positions 0..n-1."""
-    q, k, v = (a.astype(np.float64) for a in (q, k, v))
+def norm_heads(pair: Pair, own: HeadNorm) -> Pair:
+    """`pair` [T, heads, d] after a norm."""
+    tokens, heads, d = pair[0].shape
+    weight = np.broadcast_to(own.weight.astype(np.float64).reshape(-1, d), (heads, d))
+    width = (heads * d,) if own.over == "all" else (heads, d)
+    (x, bound), weight = (a.reshape(tokens, *width) for a in pair), weight.reshape(width)
+    if own.center:
+        bound = bound + (x.shape[-1] + 2) * UNIT * (np.abs(x).mean(axis=-1, keepdims=True) + np.abs(x))
+        x = x - x.mean(axis=-1, keepdims=True)
+    root = np.sqrt((x * x).mean(axis=-1, keepdims=True) + own.eps)
+    value = x / root * weight
+    # What x is off by counts once by itself, and once in the mean of all.
+    moved = np.abs(weight) / root * bound + np.abs(value) * bound.max(axis=-1, keepdims=True) / root
+    bound = moved + (x.shape[-1] / 2 + 8) * UNIT * np.abs(value)
+    return value.reshape(pair[0].shape), bound.reshape(pair[0].shape)
+
+
+def prepare(x: Any, positions: Any, shape: AttentionShape, own: HeadNorm | None, rope: Rope | None) -> Pair:
+    """What store_kv makes of queries, keys or values (without `rope`) `x` [T, heads, d] before the temperature."""
+    pair = x.astype(np.float64), np.zeros(x.shape)
+    if own is not None and not own.after:
+        pair = norm_heads(pair, own)
+    if shape.clip:
+        pair = np.clip(pair[0], -shape.clip, shape.clip), pair[1] + UNIT * shape.clip
+    if rope is not None:
+        pair = turn(pair, positions, rope)
+    if own is not None and own.after:
+        pair = norm_heads(pair, own)
+    return pair
+
+
+def warm(pair: Pair, positions: Any, scale: float, floor: int) -> Pair:
+    """`pair` [T, heads, d] times the temperature of its positions."""
+    factor = np.array([1 + scale * math.log1p((p + 1) // floor) for p in positions])[:, None, None]
+    return pair[0] * factor, pair[1] * factor + 8 * UNIT * np.abs(pair[0]) * factor
+
+
+def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape, off: Any = (0, 0, 0)) -> Pair:
+    """q [t, H, d] at `positions` over k and v [n, G, d], as the cache holds them, at positions 0..n-1; each of them may
+    be off by as much as `off` says."""
+    q, k, v, q_off, k_off, v_off = (np.asarray(a, np.float64) for a in (q, k, v, *off))
+    q_off, k_off, v_off = (np.broadcast_to(b, a.shape) for a, b in ((q, q_off), (k, k_off), (v, v_off)))
     value, bound = np.empty(q.shape), np.empty(q.shape)
     d = shape.head_dim
     for t, p in enumerate(positions):
@@ -110,6 +152,7 @@ def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape) -> Pai
             keys, values = k[first : p + 1, g], v[first : p + 1, g]
             scores = keys @ q[t, h] * shape.scale
             wrong = (d + 8) * UNIT * (np.abs(keys) @ np.abs(q[t, h])).max() * abs(shape.scale)
+            wrong += (np.abs(keys) @ q_off[t, h] + k_off[first : p + 1, g] @ np.abs(q[t, h])).max() * abs(shape.scale)
             if shape.softcap:
                 scores = shape.softcap * np.tanh(scores / shape.softcap)
                 wrong += 8 * UNIT * shape.softcap
@@ -118,7 +161,7 @@ def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape) -> Pai
             value[t, h] = weights @ values
             # A score that is off by e changes its weight by a factor exp(e): once above and once below the line.
             relative = 2 * wrong + (len(keys) + 32) * UNIT
-            bound[t, h] = relative * (weights @ np.abs(values))
+            bound[t, h] = relative * (weights @ np.abs(values)) + weights @ v_off[first : p + 1, g]
     return value, bound
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from octavo.ops.contract import F32, Activation, AttentionShape, KVSpec, Rope
+from octavo.ops.contract import F32, Activation, AttentionShape, HeadNorm, KVSpec, Rope
 
 Activations = Literal["float32", "int16", "int8"]
 
@@ -209,17 +209,15 @@ class Recorder:
         qkv: Any,
         rotary: Any,
         shape: AttentionShape,
-        q_norm: Any = None,
-        k_norm: Any = None,
-        v_norm: Any = None,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
+        v_norm: HeadNorm | None = None,
     ) -> CpuArray:
         self._check_shape(shape)
-        _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
-        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-            if norm is not None:
-                _same_width(f"store_kv: {name}", norm.weight.size, shape.head_dim)
-        q_weight, k_weight = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
-        eps = max((norm.eps for norm in (q_norm, k_norm) if norm is not None), default=0.0)
+        stored = shape.kv_heads * shape.stores
+        _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * stored) * shape.head_dim)
+        heads = (("q_norm", q_norm, shape.heads), ("k_norm", k_norm, stored), ("v_norm", v_norm, stored))
+        norms = [_head_norm(name, norm, count, shape.head_dim) for name, norm, count in heads]
         turned = 0 if rotary is None else rotary.width
         if turned > shape.head_dim:
             raise ValueError(f"store_kv: rotary turns {turned} values of a head of {shape.head_dim}")
@@ -228,7 +226,7 @@ class Recorder:
         out = self._array(shape.heads * shape.head_dim)
         self._add(
             lambda program, at: program.store_kv(
-                at(source), at(turns), turned, at(out.floats), shape, self.cache, q_weight, k_weight, eps
+                at(source), at(turns), turned, at(out.floats), shape, self.cache, *norms
             )
         )
         return out
@@ -332,6 +330,16 @@ class Recorder:
             raise ValueError(f"attention: {shape.heads} query heads cannot share {shape.kv_heads} KV heads evenly")
         if not 0 <= shape.layer < spec.layers or spec.group_of[shape.layer] != shape.group:
             raise ValueError(f"attention: layer {shape.layer} is not in KV group {shape.group} of the cache")
+
+
+def _head_norm(name: str, norm: HeadNorm | None, heads: int, head_dim: int) -> HeadNorm | None:
+    """`norm` with a weight for each of `heads`."""
+    if norm is None or not heads:
+        return None
+    if norm.weight.size == head_dim:
+        return norm._replace(weight=np.tile(norm.weight, heads))
+    _same_width(f"store_kv: {name}", norm.weight.size, heads * head_dim)
+    return norm
 
 
 def _same_width(name: str, width: int, wanted: int) -> None:

@@ -201,14 +201,20 @@ class TorchOps:
         v_norm: HeadNorm | None = None,
     ) -> Tensor:
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
-        q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads], dim=1)
-        if q_norm is not None:
-            q = _norm(q, q_norm.weight, q_norm.eps)
-        if k_norm is not None:
-            k = _norm(k, k_norm.weight, k_norm.eps)
+        q, k, v = heads.tensor_split([shape.heads, shape.heads + shape.kv_heads * shape.stores], dim=1)
+        norms = (q_norm, k_norm, v_norm)
+        q, k, v = (_head_norm(x, norm, after=False) for x, norm in zip((q, k, v), norms, strict=True))
+        if shape.clip > 0:
+            q, k, v = (x.clamp(-shape.clip, shape.clip) for x in (q, k, v))
         if rotary is not None:
             q, k = _rotate(q, rotary), _rotate(k, rotary)
-        batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
+        q, k, v = (_head_norm(x, norm, after=True) for x, norm in zip((q, k, v), norms, strict=True))
+        if shape.temperature is not None:
+            scale, floor = shape.temperature
+            steps = torch.floor((batch.positions + 1).float() / floor)
+            q = q * (1 + scale * torch.log1p(steps))[:, None, None]
+        if shape.stores:
+            batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
         return _tensor(q.flatten(1))
 
     def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> Tensor:
@@ -246,6 +252,16 @@ def _norm(x: Tensor, weight: Tensor, eps: float, center: bool = False) -> Tensor
     if center:
         x = x - x.mean(dim=-1, keepdim=True)
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _head_norm(x: Tensor, norm: HeadNorm | None, after: bool) -> Tensor:
+    """`x` [T, heads, d], normed where `norm` is the one before or after the rotation."""
+    if norm is None or norm.after != after or not x.shape[1]:
+        return x
+    weight = norm.weight.view(-1, x.shape[2]).expand(x.shape[1:])
+    if norm.over == "all":
+        return _norm(x.flatten(1), weight.flatten(), norm.eps, norm.center).view(x.shape)
+    return _norm(x, weight, norm.eps, norm.center)
 
 
 def _activate(x: Tensor, activation: Activation, parameters: Any = None) -> Tensor:
