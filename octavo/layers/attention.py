@@ -8,6 +8,7 @@ from typing import Any, Literal
 from octavo.layers.linear import Layer, Linear, Values
 from octavo.layers.norm import Norm
 from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope
+from octavo.parallel.rank import Rank
 
 
 class Attention(Layer):
@@ -19,8 +20,6 @@ class Attention(Layer):
 
     Layer index and KV group are given by the decoder once it knows all its layers (`place`).
     """
-
-    shape: AttentionShape
 
     def __init__(
         self,
@@ -75,8 +74,29 @@ class Attention(Layer):
     def kv(self) -> KVShape:
         return KVShape(self.wanted.kv_heads, self.wanted.head_dim)
 
+    def split(self, rank: Rank) -> None:
+        if self.norm_over == "all" and (self.q_norm or self.k_norm):
+            return  # the norm needs every head of a token: each rank has them all
+        shape = self.wanted
+        heads, kv_heads = rank.share(shape.heads, "query heads"), rank.share_or_copy(shape.kv_heads, "KV heads")
+        keys = kv_heads.of_parts(shape.head_dim)
+        self.qkv.by_rows(q=heads.of_parts(shape.head_dim), k=keys, v=keys)
+        self.out.by_columns(heads.of_parts(shape.head_dim), rank)
+        for norm, cut in ((self.q_norm, heads), (self.k_norm, kv_heads), (self.v_norm, kv_heads)):
+            if norm is not None and norm.width != shape.head_dim:
+                norm.by_heads(cut, shape.head_dim)
+        if self.sinks is not None:
+            self.sinks.by_elements(heads)
+        alibi = shape.alibi[heads.start : heads.start + heads.size]
+        self.wanted = shape._replace(heads=heads.size, kv_heads=kv_heads.size, alibi=alibi)
+
     def place(self, layer: int, group: int) -> None:
-        self.shape = self.wanted._replace(layer=layer, group=group)
+        self.layer, self.group = layer, group
+
+    @property
+    def shape(self) -> AttentionShape:
+        """What it is, in its place."""
+        return self.wanted._replace(layer=self.layer, group=self.group)
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
         norms = (

@@ -11,6 +11,7 @@ from typing import Any
 from octavo.layers.linear import Headwise, Layer, Linear
 from octavo.layers.norm import RMSNorm
 from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope
+from octavo.parallel.rank import Rank
 
 
 class LatentAttention(Layer):
@@ -21,7 +22,6 @@ class LatentAttention(Layer):
     key_up [heads * latent, nope], the transpose of each head's key projection; value_up [heads * value, latent]; out.
     """
 
-    shape: AttentionShape
     window = 0
     chunk = 0
 
@@ -57,8 +57,22 @@ class LatentAttention(Layer):
     def kv(self) -> KVShape:
         return KVShape(1, self.wanted.head_dim, self.wanted.latent)
 
+    def split(self, rank: Rank) -> None:
+        heads = rank.share(self.wanted.heads, "query heads")
+        for linear in (self.q_nope, self.q_rope):
+            linear.by_rows(whole=heads.of_parts(linear.parts[""] // heads.whole))
+        for headwise in (self.key_up, self.value_up):
+            headwise.by_heads(heads)
+        self.out.by_columns(heads.of_parts(self.out.n_in // heads.whole), rank)
+        self.wanted = self.wanted._replace(heads=heads.size)
+
     def place(self, layer: int, group: int) -> None:
-        self.shape = self.wanted._replace(layer=layer, group=group)
+        self.layer, self.group = layer, group
+
+    @property
+    def shape(self) -> AttentionShape:
+        """What it is, in its place."""
+        return self.wanted._replace(layer=self.layer, group=self.group)
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
         assert rotary is not None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from octavo.ops.contract import F32, Activation, Array, Device, Ops, Stored, Vector, Weight
+from octavo.parallel.rank import Cut, Rank
 
 
 class Need(NamedTuple):
@@ -21,6 +22,13 @@ class Need(NamedTuple):
     matrix: bool = True
     """Stays in the checkpoint's format; otherwise it is read as a flat float32 vector, whatever its shape."""
     optional: bool = False
+    cuts: tuple[Cut | None, Cut | None] = (None, None)
+    """Of the tensor, which part of its first and of its second dimension `shape` is; None: all."""
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Shape of the tensor before it is cut."""
+        return tuple(n if cut is None else cut.whole for n, cut in zip(self.shape, (*self.cuts, None), strict=False))
 
 
 Value = Stored | F32
@@ -41,6 +49,14 @@ class Layer:
                         yield path, child
                     else:
                         yield from child.leaves(path + ".")
+
+    def split(self, rank: Rank) -> None:
+        """Become the part of one rank, before the tensors are loaded. What no layer divides, every rank has in whole.
+        Raises SplitError."""
+        for value in vars(self).values():
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, Layer):
+                    child.split(rank)
 
 
 class Leaf(Layer):
@@ -79,26 +95,42 @@ class Linear(Leaf):
         self.parts = dict(parts)
         self.biased = bias
         self.scale = scale
+        self.rows: dict[str, Cut] = {}
+        self.columns: Cut | None = None
+        self.summed = self.silent = False
 
-    @property
-    def n_out(self) -> int:
-        return sum(self.parts.values())
+    def by_rows(self, **cuts: Cut) -> None:
+        """Keep a cut of each part's rows (the part "" is called `whole`)."""
+        self.rows = {"" if part == "whole" else part: cut for part, cut in cuts.items()}
+        self.parts = {part: self.rows[part].size for part in self.parts}
+
+    def by_columns(self, cut: Cut, rank: Rank) -> None:
+        """Keep a cut of the columns: the output is a part of a sum, to which one rank adds bias and residual."""
+        self.n_in, self.columns = cut.size, cut
+        self.summed, self.silent = True, not rank.first
 
     def needs(self) -> list[Need]:
-        rows = [Need(part, ".weight", (n, self.n_in)) for part, n in self.parts.items()]
+        rows = [
+            Need(part, ".weight", (n, self.n_in), cuts=(self.rows.get(part), self.columns))
+            for part, n in self.parts.items()
+        ]
         if self.biased is not False:
             optional = self.biased is None
-            rows += [Need(part, ".bias", (n,), False, optional) for part, n in self.parts.items()]
+            rows += [
+                Need(part, ".bias", (n,), False, optional, (self.rows.get(part), None))
+                for part, n in self.parts.items()
+            ]
         return rows
 
     def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
         self.weight = device.weight(matrices(values))
         biases = vectors(values)
-        if biases:
+        if biases and not self.silent:
             self.bias = device.vector(np.concatenate(biases))
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None = None) -> Array:
-        return ops.linear(x, self.weight, self.bias, residual, self.scale)
+        out = ops.linear(x, self.weight, self.bias, None if self.silent else residual, self.scale)
+        return ops.reduce(out) if self.summed else out
 
 
 class GatedLinear(Linear):
@@ -119,9 +151,14 @@ class Headwise(Leaf):
 
     def __init__(self, heads: int, n_in: int, n: int):
         self.heads, self.n_in, self.n = heads, n_in, n
+        self.rows: Cut | None = None
+
+    def by_heads(self, cut: Cut) -> None:
+        """Keep a cut of the heads."""
+        self.heads, self.rows = cut.size, cut.of_parts(self.n)
 
     def needs(self) -> list[Need]:
-        return [Need("", ".weight", (self.heads * self.n, self.n_in))]
+        return [Need("", ".weight", (self.heads * self.n, self.n_in), cuts=(self.rows, None))]
 
     def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
         self.weight = device.weight(matrices(values))
@@ -168,9 +205,14 @@ class Values(Leaf):
 
     def __init__(self, *shape: int):
         self.shape = shape
+        self.cut: Cut | None = None
+
+    def by_elements(self, cut: Cut) -> None:
+        """Keep a cut of a vector."""
+        self.shape, self.cut = (cut.size,), cut
 
     def needs(self) -> list[Need]:
-        return [Need("", "", self.shape, matrix=False)]
+        return [Need("", "", self.shape, matrix=False, cuts=(self.cut, None))]
 
     def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
         self.weight = device.vector(vectors(values)[0])

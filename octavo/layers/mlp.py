@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.layers.linear import GatedLinear, Layer, Linear
 from octavo.ops.contract import Activation, Array, Ops
+from octavo.parallel.rank import Rank
 
 
 class GatedMLP(Layer):
@@ -14,6 +15,11 @@ class GatedMLP(Layer):
     ):
         self.gate_up = GatedLinear(hidden, inner, activation, bias)
         self.down = Linear(inner, {"": hidden}, bias, scale)
+
+    def split(self, rank: Rank) -> None:
+        inner = rank.share(self.down.n_in, "elements of the MLP's inner width")
+        self.gate_up.by_rows(gate=inner, up=inner)
+        self.down.by_columns(inner, rank)
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
         return self.down(ops, self.gate_up(ops, x), residual)
@@ -26,6 +32,11 @@ class PlainMLP(Layer):
         self.up = Linear(hidden, {"": inner}, bias)
         self.activation = activation
         self.down = Linear(inner, {"": hidden}, bias)
+
+    def split(self, rank: Rank) -> None:
+        inner = rank.share(self.down.n_in, "elements of the MLP's inner width")
+        self.up.by_rows(whole=inner)
+        self.down.by_columns(inner, rank)
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
         return self.down(ops, ops.activate(self.up(ops, x), self.activation), residual)

@@ -9,6 +9,7 @@ import numpy as np
 from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, matrices, vectors
 from octavo.layers.mlp import GatedMLP
 from octavo.ops.contract import Activation, Array, Device, Ops, Router, Vector, Weight
+from octavo.parallel.rank import Cut, Rank
 
 
 class Experts(Leaf):
@@ -23,19 +24,31 @@ class Experts(Leaf):
         self.n_in = n_in
         self.parts = dict(parts)
         self.biased = bias
+        self.rows: Cut | None = None
+        self.columns: Cut | None = None
+        self.silent = False
+
+    def by_rows(self, cut: Cut) -> None:
+        """Keep a cut of each part's rows."""
+        self.rows = cut
+        self.parts = dict.fromkeys(self.parts, cut.size)
+
+    def by_columns(self, cut: Cut, rank: Rank) -> None:
+        """Keep a cut of the columns; one rank has the bias."""
+        self.n_in, self.columns, self.silent = cut.size, cut, not rank.first
 
     def needs(self) -> list[Need]:
         names = [(f"{e}.{part}" if part else f"{e}", n) for e in range(self.count) for part, n in self.parts.items()]
-        rows = [Need(name, ".weight", (n, self.n_in)) for name, n in names]
+        rows = [Need(name, ".weight", (n, self.n_in), cuts=(self.rows, self.columns)) for name, n in names]
         if self.biased:
-            rows += [Need(name, ".bias", (n,), False) for name, n in names]
+            rows += [Need(name, ".bias", (n,), False, cuts=(self.rows, None)) for name, n in names]
         return rows
 
     def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
         stored = matrices(values)
         each = len(stored) // self.count
         self.weights = tuple(device.weight(stored[e * each : (e + 1) * each]) for e in range(self.count))
-        if self.biased:
+        if self.biased and not self.silent:
             self.bias = device.vector(np.concatenate(vectors(values)))
 
 
@@ -72,13 +85,22 @@ class MoE(Layer):
         self.down = Experts(experts, inner, {"": hidden}, bias)
         self.shared = GatedMLP(hidden, shared, activation, scale=shared_scale) if shared else None
         self.shared_gate = Linear(hidden, {"": 1}) if shared_gate else None
+        self.rank = Rank(0, 1)
+
+    def split(self, rank: Rank) -> None:
+        inner = rank.share(self.down.n_in, "elements of an expert's inner width")
+        self.gate_up.by_rows(inner)
+        self.down.by_columns(inner, rank)
+        if self.shared is not None:
+            self.shared.split(rank)
+        self.rank = rank
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
         if self.shared is not None and self.shared_gate is None:
             residual = self.shared(ops, x, residual)
         elif self.shared is not None and self.shared_gate is not None:
             residual = ops.blend(self.shared(ops, x, None), self.shared_gate(ops, x), residual)
-        return ops.moe(
+        out = ops.moe(
             x,
             self.router(ops, x),
             self.gate_up.weights,
@@ -89,5 +111,6 @@ class MoE(Layer):
             gate_up_bias=self.gate_up.bias,
             down_bias=self.down.bias,
             limit=self.limit,
-            residual=residual,
+            residual=residual if self.rank.first else None,
         )
+        return ops.reduce(out) if self.rank.count > 1 else out

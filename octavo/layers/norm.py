@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.layers.linear import Leaf, Need, Value, vectors
 from octavo.ops.contract import Array, Device, HeadNorm, Ops, Vector
+from octavo.parallel.rank import Cut
 
 
 class Norm(Leaf):
@@ -38,13 +39,23 @@ class Norm(Leaf):
         self.learned = learned
         self.biased = bias
         self.shape = shape or (width,)
+        self.cuts: tuple[Cut | None, Cut | None] = (None, None)
+
+    def by_heads(self, cut: Cut, head_dim: int) -> None:
+        """Keep a cut of the heads of a weight that has one row per head."""
+        if len(self.shape) == 2:
+            self.shape, self.cuts = (cut.size, head_dim), (cut, None)
+        else:
+            elements = cut.of_parts(head_dim)
+            self.shape, self.cuts = (elements.size,), (elements, None)
+        self.width = cut.size * head_dim
 
     def needs(self) -> list[Need]:
         if not self.learned:
             return []
-        rows = [Need("", ".weight", self.shape, matrix=False)]
+        rows = [Need("", ".weight", self.shape, matrix=False, cuts=self.cuts)]
         if self.biased is not False:
-            rows.append(Need("", ".bias", self.shape, matrix=False, optional=self.biased is None))
+            rows.append(Need("", ".bias", self.shape, False, self.biased is None, self.cuts))
         return rows
 
     def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:

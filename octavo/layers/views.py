@@ -44,7 +44,7 @@ class Rows:
         return (self.total, *wanted[1:])
 
     def matrix(self, stored: Stored) -> Stored:
-        return stored._replace(n_out=len(self.order), data=stored.data[self.order])
+        return take_rows(stored, self.order)
 
     def vector(self, values: F32) -> F32:
         out: F32 = values[self.order]
@@ -149,6 +149,22 @@ class Flat:
 
     def vector(self, values: F32) -> F32:
         return values
+
+
+def take_rows(stored: Stored, rows: Order | slice) -> Stored:
+    """Some rows of a matrix, in this order; a view of the file where `rows` is a slice."""
+    data = stored.data[rows]
+    return stored._replace(n_out=len(data), data=data)
+
+
+def take_columns(stored: Stored, start: int, size: int) -> Stored:
+    """Columns [start, start + size). Raises ValueError when they do not begin and end at the format's blocks."""
+    kind, n_out, n_in, data = stored
+    block = FORMATS[kind].block
+    if start % block or size % block:
+        raise ValueError(f"a {kind} matrix of {n_in} columns can only be cut at multiples of {block}, not at {start}")
+    width = FORMATS[kind].bytes
+    return Stored(kind, n_out, size, data[:, start // block * width : (start + size) // block * width])
 
 
 def transposed(stored: Stored) -> Stored:

@@ -118,7 +118,11 @@ class Decoder(Layer):
         shapes = {b.attn.kv for b in self.blocks}
         if len(shapes) > 1:
             raise ModelConfigError(f"layers with KV caches of different shapes are not supported: {sorted(shapes)}")
-        self.kv: KVShape = self.blocks[0].attn.kv
+
+    @property
+    def kv(self) -> KVShape:
+        """What each layer keeps of a token."""
+        return self.blocks[0].attn.kv
 
     def body(self, ops: Ops, batch: Any) -> Array:
         """[R, hidden]: hidden rows, before the final norm, where the batch wants an output."""

@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from octavo.layers.linear import Leaf, Need, Value
+from octavo.layers.views import take_columns, take_rows
 from octavo.models.decoder import Decoder
 from octavo.models.names import Names, Source, expand
 from octavo.ops.contract import F32, Device, Stored
+from octavo.parallel.rank import Cut
 
 
 class LoadError(ValueError):
@@ -66,6 +70,8 @@ class Found(NamedTuple):
     need: Need
     name: str
     source: Source
+    rows: tuple[Cut, ...] = ()
+    """Of a tensor that holds several parts, what a rank keeps of each, where it does not keep all."""
 
 
 class _Sources:
@@ -96,15 +102,33 @@ def _find(path: str, leaf: Leaf, sources: _Sources) -> Iterator[Found]:
         needs = list(group)
         found = [sources.find(path, need) for need in needs]
         if len(needs) > 1 and not all(f is not None and f.name in sources.have for f in found):
-            rows = sum(need.shape[0] for need in needs)
-            whole = sources.find(path, needs[0]._replace(part=prefix, shape=(rows, *needs[0].shape[1:])))
+            whole = sources.find(path, _stack(needs, prefix))
             if whole is not None and (whole.name in sources.have or None in found):
-                found, needs = [whole], [whole.need]
+                found, needs = [whole._replace(rows=_kept(needs))], [whole.need]
         for need, one in zip(needs, found, strict=True):
             if one is None:
                 raise LoadError(f"the architecture's name table has no row for {path}.{need.part}{need.ending}")
             if one.name in sources.have or not need.optional:
                 yield one
+
+
+def _stack(needs: list[Need], prefix: str) -> Need:
+    """One need for parts that lie one after another, none of their rows cut."""
+    first = needs[0]
+    rows = sum(need.whole[0] for need in needs)
+    return first._replace(part=prefix, shape=(rows, *first.shape[1:]), cuts=(None, first.cuts[1]))
+
+
+def _kept(needs: list[Need]) -> tuple[Cut, ...]:
+    """The rows of the parts in their stack, where a rank keeps only some."""
+    if all(need.cuts[0] is None for need in needs):
+        return ()
+    kept, at = [], 0
+    for need in needs:
+        cut = need.cuts[0] or Cut(0, need.shape[0], need.shape[0])
+        kept.append(cut._replace(start=at + cut.start))
+        at += cut.whole
+    return tuple(kept)
 
 
 def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], experts: int) -> None:
@@ -129,14 +153,31 @@ def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], expert
 def _shape(found: Found, experts: int) -> tuple[int, ...]:
     """That the tensor must have in the checkpoint."""
     view = found.source.view
-    shape = found.need.shape if view is None else view.shape(found.need.shape)
+    shape = found.need.whole if view is None else view.shape(found.need.whole)
     return shape if found.source.expert is None else (experts, *shape)
 
 
 def _read(found: Found, checkpoint: Checkpoint) -> Value:
-    need, name, (_, _, view, expert) = found
+    need, name, (_, _, view, expert), _ = found
     if need.matrix:
         stored = checkpoint.stored(name, expert)
-        return stored if view is None else view.matrix(stored)
+        if view is not None:
+            stored = view.matrix(stored)
+        for order in _rows(found):
+            stored = take_rows(stored, order)
+        columns = need.cuts[1]
+        return stored if columns is None else take_columns(stored, columns.start, columns.size)
     values = checkpoint.vector(name, expert)
-    return values if view is None else view.vector(values)
+    if view is not None:
+        values = view.vector(values)
+    for order in _rows(found):
+        values = values.reshape(need.whole)[order].reshape(-1)
+    return values
+
+
+def _rows(found: Found) -> list[Any]:
+    """What a rank keeps of the first dimension, as at most one index."""
+    cut = found.need.cuts[0]
+    if found.rows:
+        return [np.concatenate([np.arange(c.start, c.start + c.size) for c in found.rows])]
+    return [] if cut is None else [slice(cut.start, cut.start + cut.size)]

@@ -19,6 +19,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.registry import find
 from octavo.models.weights import load
 from octavo.ops.contract import BatchArrays, BatchLimits, CompiledModel, Device, KVSpec
+from octavo.parallel.rank import Rank
 from tests.models import families
 from tests.models.variant import Variant
 
@@ -98,11 +99,14 @@ class Loaded:
         kv_dtype: str = "float32",
         tokens: int = 1024,
         sequences: int = 64,
+        rank: Rank | None = None,
     ):
         with open_checkpoint(path) as checkpoint:
             architecture = find(checkpoint.config)
             self.config = architecture.config(checkpoint.config)
             self.model: Decoder = architecture.make(self.config, max_model_len)
+            if rank is not None:
+                self.model.split(rank)
             load(self.model, checkpoint, architecture.names(self.config), device, architecture.ignore)
         self.block_size = block_size
         group_of = [0] * self.config.layers
