@@ -118,6 +118,16 @@ Instruction product(Op op, const Offsets& in, int64_t out, std::shared_ptr<Weigh
     return i;
 }
 
+// An operation on single rows of `width` values.
+Instruction row_wise(Op op, int64_t in, const Offsets& out, int width) {
+    Instruction i{};
+    i.op = op;
+    i.in[FORM_FLOAT] = in;
+    set_offsets(i.out, out);
+    i.width = i.out_width = width;
+    return i;
+}
+
 HeadShape head_shape(nb::handle shape, const KVCache& cache) {
     HeadShape out{};
     out.heads = nb::cast<int>(shape.attr("heads"));
@@ -271,11 +281,7 @@ void bind_program(nb::module_& m) {
             "norm",
             [](Program& p, int64_t in, const Offsets& out, Vector<float> weight, nb::object bias, float eps,
                bool center, int64_t residual) {
-                Instruction i{};
-                i.op = Op::Norm;
-                i.in[FORM_FLOAT] = in;
-                set_offsets(i.out, out);
-                i.width = i.out_width = static_cast<int>(weight.size());
+                Instruction i = row_wise(Op::Norm, in, out, static_cast<int>(weight.size()));
                 i.eps = eps;
                 i.center = center;
                 i.residual = residual;
@@ -289,25 +295,62 @@ void bind_program(nb::module_& m) {
             "activate",
             [](Program& p, int64_t in, const Offsets& out, int width, int activation, nb::object parameters,
                int64_t times) {
-                Instruction i{};
-                i.op = Op::Activate;
-                i.in[FORM_FLOAT] = in;
-                set_offsets(i.out, out);
-                i.width = i.out_width = width;
+                Instruction i = row_wise(Op::Activate, in, out, width);
                 i.activation = activation;
                 i.first = copy_floats(parameters);
-                i.times = times;
+                i.other = times;
                 p.add(std::move(i));
             },
             nb::arg("in_"), nb::arg("out"), nb::arg("width"), nb::arg("activation"), nb::arg("parameters").none(),
             nb::arg("times"))
+        .def("add",
+             [](Program& p, int64_t x, int64_t y, const Offsets& out, int width, float scale) {
+                 Instruction i = row_wise(Op::Add, x, out, width);
+                 i.other = y;
+                 i.scale = scale;
+                 p.add(std::move(i));
+             })
+        .def("blend",
+             [](Program& p, int64_t x, int64_t gate, const Offsets& out, int width, int64_t residual) {
+                 Instruction i = row_wise(Op::Blend, x, out, width);
+                 i.other = gate;
+                 i.residual = residual;
+                 p.add(std::move(i));
+             })
+        .def("mix",
+             [](Program& p, int64_t coefficients, int coefficients_width, int first, std::vector<int64_t> streams,
+                const Offsets& out, int width, int64_t residual) {
+                 Instruction i = row_wise(Op::Mix, kNone, out, width);
+                 i.other = coefficients;
+                 i.other_width = coefficients_width;
+                 i.offset = first;
+                 i.streams = std::move(streams);
+                 i.residual = residual;
+                 p.add(std::move(i));
+             })
+        .def("match_rms",
+             [](Program& p, int64_t x, int64_t like, const Offsets& out, int width, float eps) {
+                 Instruction i = row_wise(Op::MatchRms, x, out, width);
+                 i.other = like;
+                 i.eps = eps;
+                 p.add(std::move(i));
+             })
+        .def("keep_top",
+             [](Program& p, int64_t x, const Offsets& out, int width, float deviations) {
+                 Instruction i = row_wise(Op::KeepTop, x, out, width);
+                 i.deviations = deviations;
+                 p.add(std::move(i));
+             })
         .def("pack",
-             [](Program& p, int64_t in, const Offsets& out, int width) {
-                 Instruction i{};
-                 i.op = Op::Pack;
-                 i.in[FORM_FLOAT] = in;
-                 set_offsets(i.out, out);
-                 i.width = i.out_width = width;
+             [](Program& p, int64_t in, const Offsets& out, int width) { p.add(row_wise(Op::Pack, in, out, width)); })
+        .def("headwise",
+             [](Program& p, int64_t in, int64_t out, std::shared_ptr<Weight> weight, int heads) {
+                 Instruction i = product(Op::Headwise, {in, kNone, kNone}, out, weight,
+                                         std::vector<int>(weight->parts.size(), FORM_FLOAT));
+                 for (const Panels& part : i.weight->parts) {
+                     if (part.n_out % kColumns != 0) throw nb::value_error("headwise: a part has rows beyond a panel");
+                 }
+                 i.heads = heads;
                  p.add(std::move(i));
              })
         .def(

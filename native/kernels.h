@@ -132,6 +132,11 @@ struct Kernels {
     // out = activation(x) * times; times may be null, and parameters but for XIELU.
     void (*activate)(const float* x, int activation, const float* parameters, const float* times, int width,
                      float* out);
+    void (*add)(const float* x, const float* y, float scale, int width, float* out);          // (x + y) * scale
+    void (*add_scaled)(const float* x, float factor, int width, float* out);                  // out += factor * x
+    void (*blend)(const float* x, float gate, const float* residual, int width, float* out);  // residual may be null
+    void (*match_rms)(const float* x, const float* like, float eps, int width, float* out);
+    void (*keep_top)(const float* x, float deviations, int width, float* out);
     void (*cap)(float* x, int64_t width, float softcap);  // softcap * tanh(x / softcap)
 
     // Norms, clamps and turns the heads of a token, stores k and v, and writes q.

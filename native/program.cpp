@@ -15,16 +15,24 @@ constexpr int64_t kProductScratch = kFloatScratch + int64_t{3} * kRowBlock * kWi
 // Room for partials: a stream of 128k tokens with 32 heads of 128 can be shared. What is not used takes no memory.
 constexpr size_t kPartialBytes = size_t{8} << 20;
 
-std::vector<Tile> tiles_of(const Weight& weight) {
-    std::vector<Tile> tiles;
+// Adds the tiles of columns [first, end), which begin at a panel.
+void add_tiles(const Weight& weight, int first, int end, std::vector<Tile>& tiles) {
     for (size_t part = 0; part < weight.parts.size(); ++part) {
-        const int n_out = weight.parts[part].n_out;
-        for (int column = 0; column < n_out; column += kTileColumns) {
-            const int columns = std::min(kTileColumns, n_out - column);
+        const int from = std::max(first - weight.first[part], 0);
+        const int to = std::min(end - weight.first[part], weight.parts[part].n_out);
+        for (int column = from; column < to; column += kTileColumns) {
+            const int columns = std::min(kTileColumns, to - column);
             tiles.push_back({static_cast<int>(part), column / kColumns, (columns + kColumns - 1) / kColumns,
                              weight.first[part] + column, columns});
         }
     }
+}
+
+// What a work item computes lies within one head (of 1, but for headwise products).
+std::vector<Tile> tiles_of(const Weight& weight, int heads) {
+    std::vector<Tile> tiles;
+    const int columns = weight.n_out / heads;
+    for (int head = 0; head < heads; ++head) add_tiles(weight, head * columns, (head + 1) * columns, tiles);
     return tiles;
 }
 
@@ -48,8 +56,8 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int
 
 void Program::add(Instruction instruction) {
     const bool embeds = instruction.op == Op::Embed || instruction.op == Op::EmbedPositions;
-    if (instruction.weight && !embeds) instruction.tiles = tiles_of(*instruction.weight);
-    if (embeds || instruction.op == Op::Norm || instruction.op == Op::Activate) {
+    if (instruction.weight && !embeds) instruction.tiles = tiles_of(*instruction.weight, instruction.heads);
+    if (!instruction.weight || embeds) {  // a row that only its integer forms are made of
         scratch_floats_ = std::max<int64_t>(scratch_floats_, kFloatScratch + instruction.out_width);
     }
     if (instruction.op == Op::StoreKV) {
@@ -140,8 +148,32 @@ void Program::step(const Instruction& i, const Context& c) {
             break;
         case Op::Activate:
             each_row(i, c, [&](int r, float* out) {
-                kernels_.activate(in + int64_t{r} * i.width, i.activation, some(i.first), maybe(i.times, r, i.width),
+                kernels_.activate(in + int64_t{r} * i.width, i.activation, some(i.first), maybe(i.other, r, i.width),
                                   i.width, out);
+            });
+            break;
+        case Op::Add:
+            each_row(i, c, [&](int r, float* out) {
+                kernels_.add(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.scale, i.width, out);
+            });
+            break;
+        case Op::Blend:
+            each_row(i, c, [&](int r, float* out) {
+                kernels_.blend(in + int64_t{r} * i.width, *floats(i.other, r, 1), maybe(i.residual, r, i.width),
+                               i.width, out);
+            });
+            break;
+        case Op::Mix:
+            each_row(i, c, [&](int r, float* out) { mix_row(i, r, out); });
+            break;
+        case Op::MatchRms:
+            each_row(i, c, [&](int r, float* out) {
+                kernels_.match_rms(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.eps, i.width, out);
+            });
+            break;
+        case Op::KeepTop:
+            each_row(i, c, [&](int r, float* out) {
+                kernels_.keep_top(in + int64_t{r} * i.width, i.deviations, i.width, out);
             });
             break;
         case Op::Gather:
@@ -153,12 +185,18 @@ void Program::step(const Instruction& i, const Context& c) {
         case Op::Pack:
             pool_->each(c.rows, c.worker, [&](int r, int) { pack_row(i, c, in + int64_t{r} * i.out_width, r); });
             break;
+        case Op::Headwise:
         case Op::Linear:
         case Op::Logits: {
             const int tiles = static_cast<int>(i.tiles.size());
             pool_->each(tiles * blocks, c.worker, [&](int item, int) {
                 const int block = item / tiles;
-                linear_tile(i, c, i.tiles[item % tiles], block * kRowBlock, rows_of(block), buffer);
+                const Tile& tile = i.tiles[item % tiles];
+                if (i.op == Op::Headwise) {
+                    headwise_tile(i, tile, block * kRowBlock, rows_of(block), buffer);
+                } else {
+                    linear_tile(i, c, tile, block * kRowBlock, rows_of(block), buffer);
+                }
             });
             break;
         }
@@ -196,6 +234,15 @@ void Program::embed_row(const Instruction& i, int32_t id, float* out, float* buf
     }
 }
 
+void Program::mix_row(const Instruction& i, int row, float* out) const {
+    const float* coefficients = floats(i.other, row, i.other_width) + i.offset;
+    std::memset(out, 0, sizeof(float) * i.width);
+    for (size_t j = 0; j < i.streams.size(); ++j) {
+        kernels_.add_scaled(floats(i.streams[j], row, i.width), coefficients[j], i.width, out);
+    }
+    if (i.residual != kNone) kernels_.finish(out, i.width, nullptr, 1, floats(i.residual, row, i.width), out);
+}
+
 void Program::rotary_row(const Instruction& i, int32_t position, float* out) const {
     const size_t half = i.first.size();
     for (size_t j = 0; j < half; ++j) {
@@ -221,6 +268,15 @@ void Program::product(const Instruction& i, const Context& c, int part, int pane
             kernels_.linear_float[weight.kind](weight, panel, panels, floats(i.in[FORM_FLOAT]), i.width, row, rows, out,
                                                stride, buffer);
     }
+}
+
+// Heads and tiles are whole panels, so the product can go straight to its place.
+void Program::headwise_tile(const Instruction& i, const Tile& tile, int row, int rows, float* buffer) const {
+    const Panels& weight = i.weight->parts[tile.part];
+    const int head = tile.column / (i.out_width / i.heads);
+    kernels_.linear_float[weight.kind](weight, tile.panel, tile.panels, floats(i.in[FORM_FLOAT]) + head * i.width,
+                                       int64_t{i.heads} * i.width, row, rows,
+                                       floats(i.out[FORM_FLOAT], row, i.out_width) + tile.column, i.out_width, buffer);
 }
 
 void Program::linear_tile(const Instruction& i, const Context& c, const Tile& tile, int row, int rows,

@@ -15,7 +15,26 @@ namespace octavo {
 
 constexpr int kRowBlock = 128;  // rows of a work item of a matrix product
 
-enum class Op { Embed, EmbedPositions, Rotary, Norm, Activate, Pack, Linear, Gated, StoreKV, Attend, Gather, Logits };
+enum class Op {
+    Embed,
+    EmbedPositions,
+    Rotary,
+    Norm,
+    Activate,
+    Add,
+    Blend,
+    Mix,
+    MatchRms,
+    KeepTop,
+    Pack,
+    Headwise,
+    Linear,
+    Gated,
+    StoreKV,
+    Attend,
+    Gather,
+    Logits
+};
 
 // How a part of a weight takes its input.
 enum Form : int { FORM_FLOAT, FORM_INT8, FORM_INT16, FORM_COUNT };
@@ -43,17 +62,22 @@ struct Instruction {
     int64_t in[FORM_COUNT] = {kNone, kNone, kNone};  // the input in each form
     int64_t residual = kNone;
     int64_t rotary = kNone;
+    // The factor of activate, the other summand, the row to be like, the gate of blend, the coefficients of mix.
+    int64_t other = kNone;
+    std::vector<int64_t> streams;  // mix
     int64_t out[FORM_COUNT] = {kNone, kNone, kNone};
     int width = 0;  // of the input
     int out_width = 0;
-    float scale = 1;  // embed, linear, logits
-    float eps = 0;    // norm
+    float scale = 1;       // embed, add, linear, logits
+    float deviations = 0;  // keep_top
+    float eps = 0;         // norm, match_rms
     bool center = false;
     float softcap = 0;  // logits
     int activation = SILU;
-    float limit = 0;        // gated
-    int64_t times = kNone;  // activate
-    int offset = 0;         // embed_positions
+    float limit = 0;      // gated
+    int offset = 0;       // embed_positions: first row; mix: first coefficient
+    int other_width = 0;  // mix: of the coefficients
+    int heads = 1;        // headwise
     std::shared_ptr<Weight> weight;
     std::vector<int> forms;  // of each part of the weight
     std::vector<Tile> tiles;
@@ -125,11 +149,13 @@ private:
     void step(const Instruction& i, const Context& c);
     template <class Row>
     void each_row(const Instruction& i, const Context& c, const Row& row);
+    void mix_row(const Instruction& i, int row, float* out) const;
     void pack_row(const Instruction& i, const Context& c, const float* x, int64_t row) const;
     void embed_row(const Instruction& i, int32_t id, float* out, float* buffer) const;
     void rotary_row(const Instruction& i, int32_t position, float* out) const;
     void product(const Instruction& i, const Context& c, int part, int panel, int panels, int row, int rows, float* out,
                  int64_t stride, float* buffer) const;
+    void headwise_tile(const Instruction& i, const Tile& tile, int row, int rows, float* buffer) const;
     void linear_tile(const Instruction& i, const Context& c, const Tile& tile, int row, int rows, float* buffer) const;
     void gated_tile(const Instruction& i, const Context& c, int column, int row, int rows, float* buffer) const;
     void gather_columns(const Instruction& i, const Context& c, int column, int columns, int row, int rows, float* out,

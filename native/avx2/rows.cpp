@@ -15,20 +15,26 @@ inline __m256 centered(const float* x, int left, __m256 mean) {
     return left >= 8 ? v : _mm256_and_ps(v, _mm256_castsi256_ps(tail_mask(left)));
 }
 
-void norm(const float* x, const NormTerms& terms, int width, float* out) {
-    const float n = static_cast<float>(width);
-    __m256 mean = _mm256_setzero_ps();
-    if (terms.center) {
-        __m256 sum = _mm256_setzero_ps();
-        for (int i = 0; i < width; i += 8) sum = _mm256_add_ps(load_some(x + i, width - i), sum);
-        mean = _mm256_set1_ps(sum_lanes(sum) / n);
-    }
+// The sum of (x - mean)^2; the mean is 0 or the row's.
+inline float sum_squares(const float* x, int width, __m256 mean) {
     __m256 squares = _mm256_setzero_ps();
     for (int i = 0; i < width; i += 8) {
         const __m256 v = centered(x + i, width - i, mean);
         squares = _mm256_fmadd_ps(v, v, squares);
     }
-    const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(sum_lanes(squares) / n + terms.eps));
+    return sum_lanes(squares);
+}
+
+inline float mean_of(const float* x, int width) {
+    __m256 sum = _mm256_setzero_ps();
+    for (int i = 0; i < width; i += 8) sum = _mm256_add_ps(load_some(x + i, width - i), sum);
+    return sum_lanes(sum) / static_cast<float>(width);
+}
+
+void norm(const float* x, const NormTerms& terms, int width, float* out) {
+    const __m256 mean = _mm256_set1_ps(terms.center ? mean_of(x, width) : 0.0f);
+    const float squares = sum_squares(x, width, mean) / static_cast<float>(width);
+    const __m256 factor = _mm256_set1_ps(1.0f / sqrtf(squares + terms.eps));
     for (int i = 0; i < width; i += 8) {
         const int left = width - i;
         __m256 v = _mm256_mul_ps(_mm256_mul_ps(centered(x + i, left, mean), factor), load_some(terms.weight + i, left));
@@ -133,6 +139,53 @@ void activate(const float* x, int activation, const float* parameters, const flo
     }
 }
 
+void add(const float* x, const float* y, float scale, int width, float* out) {
+    const __m256 factor = _mm256_set1_ps(scale);
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        store_some(out + i, left, _mm256_mul_ps(_mm256_add_ps(load_some(x + i, left), load_some(y + i, left)), factor));
+    }
+}
+
+void add_scaled(const float* x, float factor, int width, float* out) {
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        const __m256 sum = _mm256_fmadd_ps(_mm256_set1_ps(factor), load_some(x + i, left), load_some(out + i, left));
+        store_some(out + i, left, sum);
+    }
+}
+
+void blend(const float* x, float gate, const float* residual, int width, float* out) {
+    for (int i = 0; i < width; i += 8) {
+        const int left = width - i;
+        __m256 v = times_sigmoid(load_some(x + i, left), _mm256_set1_ps(gate));
+        if (residual != nullptr) v = _mm256_add_ps(v, load_some(residual + i, left));
+        store_some(out + i, left, v);
+    }
+}
+
+void match_rms(const float* x, const float* like, float eps, int width, float* out) {
+    const float n = static_cast<float>(width);
+    const float own = sum_squares(x, width, _mm256_setzero_ps()) / n;
+    const float wanted = sum_squares(like, width, _mm256_setzero_ps()) / n;
+    // Written so that NaN stays.
+    const __m256 factor = _mm256_set1_ps(sqrtf(wanted / (own < eps ? eps : own)));
+    for (int i = 0; i < width; i += 8) {
+        store_some(out + i, width - i, _mm256_mul_ps(load_some(x + i, width - i), factor));
+    }
+}
+
+void keep_top(const float* x, float deviations, int width, float* out) {
+    const float mean = mean_of(x, width);
+    const float variance = sum_squares(x, width, _mm256_set1_ps(mean)) / static_cast<float>(width);
+    const __m256 cut = _mm256_set1_ps(mean + deviations * sqrtf(variance));
+    for (int i = 0; i < width; i += 8) {
+        // The second operand is returned for NaN.
+        const __m256 above = _mm256_max_ps(_mm256_setzero_ps(), _mm256_sub_ps(load_some(x + i, width - i), cut));
+        store_some(out + i, width - i, above);
+    }
+}
+
 void cap(float* x, int64_t width, float softcap) {
     const __m256 most = _mm256_set1_ps(softcap);
     for (int64_t i = 0; i < width; i += 8) {
@@ -214,6 +267,11 @@ void octavo::fill_rows_avx2(Kernels& table) {
     table.finish = finish;
     table.gate = gate;
     table.activate = activate;
+    table.add = add;
+    table.add_scaled = add_scaled;
+    table.blend = blend;
+    table.match_rms = match_rms;
+    table.keep_top = keep_top;
     table.cap = cap;
     table.pack_int8 = pack_int8;
     table.pack_int16 = pack_int16;

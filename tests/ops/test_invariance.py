@@ -106,6 +106,44 @@ def test_plain_feed_forward(name: str, activation: Any) -> None:
     _assert_rows_stand_alone(name, make, _random(100, 256), 83)
 
 
+def _blended(ops: Any, x: Any, column: Any, four: Any) -> Any:
+    return ops.blend(x, column(ops, x), x)
+
+
+def _mixed(ops: Any, x: Any, column: Any, four: Any) -> Any:
+    return ops.mix(four(ops, x), 1, (x, ops.add(x, x, 0.3), x), x)
+
+
+ROW_OPS: dict[str, Callable[..., Any]] = {
+    "add": lambda ops, x, column, four: ops.add(x, ops.activate(x, "tanh"), 0.7),
+    "blend": _blended,
+    "mix": _mixed,
+    "match_rms": lambda ops, x, column, four: ops.match_rms(x, ops.activate(x, "tanh"), 1e-5),
+    "keep_top": lambda ops, x, column, four: ops.keep_top(x, 0.5),
+    "reduce": lambda ops, x, column, four: ops.reduce(x),
+}
+
+
+@pytest.mark.parametrize("op", ROW_OPS)
+def test_row_operations(name: str, op: str) -> None:
+    def make(dev: Device) -> Any:
+        one, more = dev.weight([f32(_random(1, 83))]), dev.weight([f32(_random(4, 83, 1))])
+        return lambda ops, x: ROW_OPS[op](ops, x, lambda o, v: o.linear(v, one), lambda o, v: o.linear(v, more))
+
+    _assert_rows_stand_alone(name, make, _random(100, 83), 83)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_headwise(name: str, kind: str) -> None:
+    stored = random_stored(kind, 5 * 40, 96, np.random.default_rng(2))
+
+    def make(dev: Device) -> Any:
+        weight = dev.weight([stored])
+        return lambda ops, x: ops.headwise(x, weight, 5)
+
+    _assert_rows_stand_alone(name, make, _random(100, 5 * 96), 200)
+
+
 SHAPES = (
     AttentionShape(9, 3, 64, 0.125, 0, 0),
     AttentionShape(4, 1, 256, 0.0625, 0, 0, 300),

@@ -261,3 +261,93 @@ def test_gather_takes_the_rows_asked_for(name: str) -> None:
     spans = [Span(2, 0, range(10)), Span(0, 30, [11]), Span(1, 3, range(20, 40))]
     assert np.array_equal(model.raw_logits(pages.step(spans, [0, 9, 10, 10, 30])), x[[0, 9, 11, 11, 39]])
     assert model.raw_logits(pages.step(spans, [])).shape == (0, 64)
+
+
+@pytest.mark.parametrize(("heads", "n_in", "n"), [(1, 64, 8), (4, 96, 40), (7, 32, 72)])
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+def test_headwise(name: str, heads: int, n_in: int, n: int, kind: str) -> None:
+    dev, x = device(name), _random(131, heads * n_in)
+    stored = random_stored(kind, heads * n, n_in, np.random.default_rng(2))
+    weight, blocks = dev.weight([stored]), np.split(dense(stored), heads)
+    pairs = [truth.linear(part, block) for part, block in zip(np.split(x, heads, axis=1), blocks, strict=True)]
+    value, bound = (np.concatenate(each, axis=1) for each in zip(*pairs, strict=True))
+    for rows in (1, 5, 131):
+        got = rowwise(dev, lambda ops, batch, x: ops.headwise(x, weight, heads), heads * n, x[:rows])
+        truth.assert_within(got, (value[:rows], bound[:rows]))
+
+
+WIDTHS = pytest.mark.parametrize("width", [64, 83])
+
+
+@WIDTHS
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+def test_add(name: str, width: int, scale: float) -> None:
+    """Two float32 operations, so exact."""
+    dev, x, y = device(name), _random(9, width), _random(9, width, 1)
+    other = dev.weight([f32(y)])
+    got = rowwise(dev, lambda ops, batch, x: ops.add(x, ops.embed(batch, other, 1.0), scale), width, x)
+    assert np.array_equal(got, (x + y) * np.float32(scale))
+
+
+@WIDTHS
+def test_blend(name: str, width: int) -> None:
+    dev, x, g, r = device(name), _random(9, width), _random(9, 1, 1) * 3, _random(9, width, 2)
+    g[3:5] = [[90], [-90]]
+    gates, other = dev.weight([f32(g)]), dev.weight([f32(r)])
+    value = x / (1 + np.exp(-g.astype(np.float64)))
+    bound = 8 * UNIT * np.abs(value)
+    got = rowwise(dev, lambda ops, batch, x: ops.blend(x, ops.embed(batch, gates, 1.0)), width, x)
+    truth.assert_within(got, (value, bound))
+
+    def op(ops: Any, batch: Any, x: Any) -> Any:
+        return ops.blend(x, ops.embed(batch, gates, 1.0), ops.embed(batch, other, 1.0))
+
+    truth.assert_within(rowwise(dev, op, width, x), (value + r, bound + 2 * UNIT * (np.abs(value) + np.abs(r))))
+
+
+@WIDTHS
+@pytest.mark.parametrize("count", [1, 4])
+def test_mix(name: str, width: int, count: int) -> None:
+    dev, x, c = device(name), _random(9, width), _random(9, 6, 1)
+    tables = [_random(9, width, seed) for seed in range(2, 2 + count)]
+    others, coefficients = [dev.weight([f32(t)]) for t in tables], dev.weight([f32(c)])
+    terms = np.stack([c[:, 2 + j : 3 + j].astype(np.float64) * t for j, t in enumerate(tables)])
+    bound = (count + 2) * UNIT * (np.abs(terms).sum(axis=0) + np.abs(x))
+    for with_residual in (False, True):
+
+        def op(ops: Any, batch: Any, x: Any, on: bool = with_residual) -> Any:
+            streams = tuple(ops.embed(batch, t, 1.0) for t in others)
+            return ops.mix(ops.embed(batch, coefficients, 1.0), 2, streams, x if on else None)
+
+        truth.assert_within(rowwise(dev, op, width, x), (terms.sum(axis=0) + with_residual * x, bound))
+
+
+@WIDTHS
+def test_match_rms(name: str, width: int) -> None:
+    dev, x, y = device(name), _random(9, width), _random(9, width, 1) * 3
+    x[2], x[3], y[4] = 0, 1e-9, 0
+    other = dev.weight([f32(y)])
+    own, like = ((v.astype(np.float64) ** 2).mean(axis=1, keepdims=True) for v in (x, y))
+    value = x * np.sqrt(like / np.maximum(own, 1e-5))
+    got = rowwise(dev, lambda ops, batch, x: ops.match_rms(x, ops.embed(batch, other, 1.0), 1e-5), width, x)
+    truth.assert_within(got, (value, (width + 8) * UNIT * np.abs(value)))
+
+
+@WIDTHS
+@pytest.mark.parametrize("deviations", [-1.0, 0.0, 1.6448536])
+def test_keep_top(name: str, width: int, deviations: float) -> None:
+    dev, x = device(name), _random(9, width) + 1
+    wide = x.astype(np.float64)
+    mean, size = wide.mean(axis=1, keepdims=True), np.abs(wide).mean(axis=1, keepdims=True)
+    cut = mean + deviations * wide.std(axis=1, keepdims=True)
+    # The mean is off by a sum's error, and so is every term of the deviation, which is a sum's root itself.
+    moved = (width + 4) * UNIT * size
+    bound = moved + abs(deviations) * (moved + (width + 4) * UNIT * wide.std(axis=1, keepdims=True))
+    got = rowwise(dev, lambda ops, batch, x: ops.keep_top(x, deviations), width, x)
+    truth.assert_within(got, (np.maximum(wide - cut, 0), bound + 2 * UNIT * (np.abs(wide) + np.abs(cut))))
+    assert not got[wide < cut - 1e-3].any() and got[wide > cut + 1e-3].all()
+
+
+def test_reduce_of_one_rank_is_the_same(name: str) -> None:
+    x = _random(3, 64)
+    assert np.array_equal(rowwise(device(name), lambda ops, batch, x: ops.reduce(x), 64, x), x)

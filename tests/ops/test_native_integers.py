@@ -164,12 +164,22 @@ def test_gated_hands_over_what_it_computed(kind: str, activations: Activations) 
     assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
+HANDERS: dict[str, Any] = {
+    "activate": lambda ops, v: ops.activate(v, "gelu"),
+    "add": lambda ops, v: ops.add(v, v, 0.3),
+    "mix": lambda ops, v: ops.mix(v, 2, (v, v), v),
+    "match_rms": lambda ops, v: ops.match_rms(v, v, 1e-5),
+    "keep_top": lambda ops, v: ops.keep_top(v, 0.5),
+}
+
+
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 @pytest.mark.parametrize("activations", ["float32", "int8", "int16"])
-def test_activate_hands_over_what_it_computed(kind: str, activations: Activations) -> None:
-    dev, rng = CpuDevice(2, activations), np.random.default_rng(3)
+@pytest.mark.parametrize("hander", HANDERS)
+def test_row_operations_hand_over_what_they_computed(hander: str, kind: str, activations: Activations) -> None:
+    dev, rng, op = CpuDevice(2, activations), np.random.default_rng(3), HANDERS[hander]
     down, x = dev.weight([random_stored(kind, 40, 96, rng)]), _inputs(9, 96)
-    between = rowwise(dev, lambda ops, batch, v: ops.activate(v, "gelu"), 96, x)
+    between = rowwise(dev, lambda ops, batch, v: op(ops, v), 96, x)
     expected = rowwise(dev, lambda ops, batch, v: ops.linear(v, down), 40, between)
-    got = rowwise(dev, lambda ops, batch, v: ops.linear(ops.activate(v, "gelu"), down), 40, x)
+    got = rowwise(dev, lambda ops, batch, v: ops.linear(op(ops, v), down), 40, x)
     assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))

@@ -26,6 +26,9 @@ FLOAT_KINDS = ("F32", "F16", "BF16")
 GROUP = 32
 """Elements of an activation's quantization group."""
 
+PANEL = 8
+"""Rows of a weight that are packed together."""
+
 ALIGNMENT = 64
 
 
@@ -202,6 +205,78 @@ class Recorder:
             )
         )
         return out
+
+    def headwise(self, x: Any, weight: Any, heads: int) -> CpuArray:
+        _same_width("headwise: input", x.width, heads * weight.n_in)
+        if weight.n_out % heads or weight.n_out // heads % PANEL or weight.n_in % GROUP:
+            raise ValueError(
+                f"headwise: {heads} heads of a [{weight.n_out}, {weight.n_in}] weight need a multiple of {PANEL} "
+                f"columns each, from a multiple of {GROUP} values"
+            )
+        source = self._read(x.floats)
+        out = self._array(weight.n_out)
+        self._add(lambda program, at: program.headwise(at(source), at(out.floats), weight.packed, heads))
+        return out
+
+    def add(self, x: Any, y: Any, scale: float = 1.0) -> CpuArray:
+        _same_width("add: y", y.width, x.width)
+        first, second = self._read(x.floats), self._read(y.floats)
+        out = self._array(x.width, makes=(INT8, INT16))
+        self._add(lambda program, at: program.add(at(first), at(second), [at(b) for b in out.wanted()], x.width, scale))
+        return out
+
+    def blend(self, x: Any, gate: Any, residual: Any = None) -> CpuArray:
+        _same_width("blend: gate", gate.width, 1)
+        added = self._residual("blend", residual, x.width)
+        source, factor = self._read(x.floats), self._read(gate.floats)
+        out = self._array(x.width, makes=(INT8, INT16))
+        self._add(
+            lambda program, at: program.blend(at(source), at(factor), [at(b) for b in out.wanted()], x.width, at(added))
+        )
+        return out
+
+    def mix(self, coefficients: Any, first: int, streams: tuple[Any, ...], residual: Any = None) -> CpuArray:
+        width = streams[0].width
+        for stream in streams:
+            _same_width("mix: stream", stream.width, width)
+        if not 0 <= first <= coefficients.width - len(streams):
+            raise ValueError(
+                f"mix: {len(streams)} coefficients from column {first} on do not lie in {coefficients.width} columns"
+            )
+        added = self._residual("mix", residual, width)
+        factors, sources = self._read(coefficients.floats), [self._read(stream.floats) for stream in streams]
+        out = self._array(width, makes=(INT8, INT16))
+        self._add(
+            lambda program, at: program.mix(
+                at(factors),
+                coefficients.width,
+                first,
+                [at(b) for b in sources],
+                [at(b) for b in out.wanted()],
+                width,
+                at(added),
+            )
+        )
+        return out
+
+    def match_rms(self, x: Any, like: Any, eps: float) -> CpuArray:
+        _same_width("match_rms: like", like.width, x.width)
+        source, wanted = self._read(x.floats), self._read(like.floats)
+        out = self._array(x.width, makes=(INT8, INT16))
+        self._add(
+            lambda program, at: program.match_rms(at(source), at(wanted), [at(b) for b in out.wanted()], x.width, eps)
+        )
+        return out
+
+    def keep_top(self, x: Any, deviations: float) -> CpuArray:
+        source = self._read(x.floats)
+        out = self._array(x.width, makes=(INT8, INT16))
+        self._add(lambda program, at: program.keep_top(at(source), [at(b) for b in out.wanted()], x.width, deviations))
+        return out
+
+    def reduce(self, x: Any) -> CpuArray:
+        only: CpuArray = x  # there is one rank
+        return only
 
     def store_kv(
         self,

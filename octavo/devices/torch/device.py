@@ -190,6 +190,33 @@ class TorchOps:
             return gate * torch.sigmoid(1.702 * gate) * (up + 1)
         return _activate(gate, activation) * up
 
+    def headwise(self, x: Any, weight: Any, heads: int) -> Tensor:
+        blocks = weight.rows.view(heads, -1, weight.n_in)
+        return torch.einsum("thk,hnk->thn", x.view(len(x), heads, -1), blocks).flatten(1)
+
+    def add(self, x: Any, y: Any, scale: float = 1.0) -> Tensor:
+        return _tensor((x + y) * scale)
+
+    def blend(self, x: Any, gate: Any, residual: Any = None) -> Tensor:
+        out = x * torch.sigmoid(gate)
+        return _tensor(out if residual is None else out + residual)
+
+    def mix(self, coefficients: Any, first: int, streams: tuple[Any, ...], residual: Any = None) -> Tensor:
+        columns = coefficients[:, first : first + len(streams)]
+        out = torch.einsum("tj,tjd->td", columns, torch.stack(streams, dim=1))
+        return out if residual is None else out + _tensor(residual)
+
+    def match_rms(self, x: Any, like: Any, eps: float) -> Tensor:
+        wanted, own = (v.square().mean(dim=-1, keepdim=True) for v in (like, x))
+        return _tensor(x * torch.sqrt(wanted / own.clamp(min=eps)))
+
+    def keep_top(self, x: Any, deviations: float) -> Tensor:
+        deviation, mean = torch.std_mean(x, dim=-1, correction=0, keepdim=True)
+        return functional.relu(x - (mean + deviations * deviation))
+
+    def reduce(self, x: Any) -> Tensor:
+        return _tensor(x)
+
     def store_kv(
         self,
         batch: Any,
