@@ -136,6 +136,7 @@ HeadShape head_shape(nb::handle shape, const KVCache& cache) {
     out.block_size = cache.block_size;
     out.half = cache.half;
     out.window = nb::cast<int>(shape.attr("window"));
+    out.chunk = nb::cast<int>(shape.attr("chunk"));
     out.scale = nb::cast<float>(shape.attr("scale"));
     out.softcap = nb::cast<float>(shape.attr("softcap"));
     out.clip = nb::cast<float>(shape.attr("clip"));
@@ -400,18 +401,22 @@ void bind_program(nb::module_& m) {
             },
             nb::arg("qkv"), nb::arg("rotary"), nb::arg("rotary_width"), nb::arg("out"), nb::arg("shape"),
             nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("v_norm").none())
-        .def("attend",
-             [](Program& p, int64_t q, int64_t out, nb::object shape, KVCache& cache) {
-                 Instruction i{};
-                 i.op = Op::Attend;
-                 i.in[FORM_FLOAT] = q;
-                 i.out[FORM_FLOAT] = out;
-                 i.shape = head_shape(shape, cache);
-                 i.out_width = i.shape.heads * i.shape.head_dim;
-                 i.layer = nb::cast<int>(shape.attr("layer"));
-                 i.group = nb::cast<int>(shape.attr("group"));
-                 p.add(std::move(i));
-             })
+        .def(
+            "attend",
+            [](Program& p, int64_t q, int64_t out, nb::object shape, KVCache& cache, nb::object sinks) {
+                Instruction i{};
+                i.op = Op::Attend;
+                i.in[FORM_FLOAT] = q;
+                i.out[FORM_FLOAT] = out;
+                i.shape = head_shape(shape, cache);
+                i.out_width = i.shape.heads * i.shape.head_dim;
+                i.layer = nb::cast<int>(shape.attr("layer"));
+                i.group = nb::cast<int>(shape.attr("group"));
+                i.first = copy_floats(sinks);
+                i.second = nb::cast<std::vector<float>>(shape.attr("alibi"));
+                p.add(std::move(i));
+            },
+            nb::arg("q"), nb::arg("out"), nb::arg("shape"), nb::arg("cache"), nb::arg("sinks").none())
         .def("gather",
              [](Program& p, int64_t in, int64_t out, int width) {
                  Instruction i{};

@@ -44,6 +44,7 @@ int attend_tokens(const HeadShape& shape) {
 }
 
 int attend_begin(const HeadShape& shape, int position) {
+    if (shape.chunk > 0) return position - position % shape.chunk;
     return shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
 }
 
@@ -52,7 +53,7 @@ int64_t attend_partial(int rows, int head_dim) { return int64_t{rows} * ((head_d
 int64_t attend_scratch(const HeadShape& shape) {
     const int rows = attend_tokens(shape) * (shape.heads / shape.kv_heads);
     const int64_t padded = (shape.head_dim + 7) / 8 * 8;
-    return 2 * 32 * padded + rows * (padded + 32 + 2) + 2 * attend_partial(rows, shape.head_dim);
+    return 2 * 32 * padded + rows * (padded + 32 + 4) + 2 * attend_partial(rows, shape.head_dim);
 }
 
 }  // namespace octavo

@@ -53,8 +53,9 @@ struct HeadShape {
     int kv_heads;
     int head_dim;
     int block_size;
-    int half;  // the cache holds float16, not float32
-    int window;
+    int half;    // the cache holds float16, not float32
+    int window;  // 0: none
+    int chunk;   // 0: none
     float scale;
     float softcap;
     float clip;         // 0: none
@@ -98,6 +99,8 @@ struct AttendItem {
     float* out;      // same
     LayerCache cache;
     const int32_t* table;
+    const float* slopes;  // [heads], of the distance to a key; null: none
+    const float* sinks;   // [heads]; null: none
     int kv_head;
     int position;  // of the first token
     int tokens;

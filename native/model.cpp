@@ -46,17 +46,19 @@ void Model::prepare() {
 // Every block that attention will read. The blocks written are a part of them, but for windows behind the step.
 void Model::check_blocks() const {
     int checked_group = -1;
-    int checked_window = -1;
+    HeadShape checked{};
     for (const Instruction& i : body_->instructions()) {
-        if (i.op != Op::Attend || (i.group == checked_group && i.shape.window == checked_window)) continue;
+        const bool same =
+            i.group == checked_group && i.shape.window == checked.window && i.shape.chunk == checked.chunk;
+        if (i.op != Op::Attend || same) continue;
         checked_group = i.group;
-        checked_window = i.shape.window;
+        checked = i.shape;
         const BlockTable& table = batch_.tables[i.group];
         const int blocks = cache_->blocks[i.group];
         for (int s = 0; s < batch_.sequences; ++s) {
             const int first = batch_.positions[batch_.starts[s]];
             const int last = batch_.positions[batch_.starts[s + 1] - 1];
-            const int begin = i.shape.window > 0 ? std::max(0, first - i.shape.window + 1) : 0;
+            const int begin = attend_begin(i.shape, first);
             const int32_t* ids = table.ids + batch_.slots[s] * table.columns;
             for (int b = begin / cache_->block_size; b <= last / cache_->block_size; ++b) {
                 if (ids[b] >= 0 && ids[b] < blocks) continue;

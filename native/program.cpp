@@ -68,7 +68,7 @@ void Program::add(Instruction instruction) {
         const auto cut_alike = [&](const HeadShape& shape) {
             const HeadShape& own = instruction.shape;
             return shape.heads == own.heads && shape.kv_heads == own.kv_heads && shape.head_dim == own.head_dim &&
-                   shape.window == own.window;
+                   shape.window == own.window && shape.chunk == own.chunk;
         };
         const auto found = std::find_if(attend_shapes_.begin(), attend_shapes_.end(), cut_alike);
         instruction.plan = static_cast<int>(found - attend_shapes_.begin());
@@ -369,6 +369,8 @@ void Program::attend_item(const Instruction& i, const Context& c, int item, floa
         floats(i.out[FORM_FLOAT], piece.token, i.out_width),
         cache_->layers[i.layer],
         table.ids + c.batch.slots[piece.sequence] * table.columns,
+        i.second.empty() ? nullptr : i.second.data(),
+        i.first.empty() ? nullptr : i.first.data(),
         head,
         c.batch.positions[piece.token],
         piece.tokens,

@@ -81,8 +81,9 @@ struct Instruction {
     std::shared_ptr<Weight> weight;
     std::vector<int> forms;  // of each part of the weight
     std::vector<Tile> tiles;
-    std::vector<float> first;   // norm weight, bias of a product, inverse frequencies, parameters of activate
-    std::vector<float> second;  // bias of a norm
+    // Weight of a norm, bias of a product, inverse frequencies, parameters of activate, sinks.
+    std::vector<float> first;
+    std::vector<float> second;  // bias of a norm, slopes of attend
     OwnedNorm norms[3];         // of q, k and v
     HeadShape shape{};
     int layer = 0;

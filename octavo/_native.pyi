@@ -132,7 +132,9 @@ class Program:
     ) -> None:
         """The weight of each norm covers all of its heads."""
 
-    def attend(self, q: int, out: int, shape: AttentionShape, cache: KVCache, /) -> None: ...
+    def attend(
+        self, q: int, out: int, shape: AttentionShape, cache: KVCache, sinks: npt.NDArray[np.float32] | None
+    ) -> None: ...
     def gather(self, in_: int, out: int, width: int, /) -> None: ...
     def logits(
         self,

@@ -27,8 +27,10 @@ Rows lay_out(const AttendItem& item, const HeadShape& shape) {
     rows.score = rows.v + int64_t{kStep} * rows.padded;
     rows.q = rows.score + int64_t{kStep} * rows.count;
     rows.factor = rows.q + int64_t{rows.count} * rows.padded;
-    rows.position = reinterpret_cast<int*>(rows.factor + rows.count);
-    float* partials = rows.factor + 2 * rows.count;
+    rows.slope = item.slopes == nullptr ? nullptr : rows.factor + rows.count;
+    rows.position = reinterpret_cast<int*>(rows.factor + 2 * rows.count);
+    rows.begin = rows.position + rows.count;
+    float* partials = rows.factor + 4 * rows.count;
     rows.part = lay_out_partial(partials, rows.count, rows.padded);
     rows.total = lay_out_partial(partials + partial, rows.count, rows.padded);
     return rows;
@@ -136,9 +138,8 @@ void step(const AttendItem& item, const HeadShape& shape, const Rows& rows, int 
             Seen seen[kTileRows];
             Seen all = {kStep, 0};
             for (int r = 0; r < count; ++r) {
-                const int position = rows.position[row + r];
-                const int first = shape.window > 0 ? at_least(low, position - shape.window + 1) : low;
-                seen[r] = {first - start, at_most(high, position + 1) - start};
+                seen[r] = {at_least(low, rows.begin[row + r]) - start,
+                           at_most(high, rows.position[row + r] + 1) - start};
                 if (seen[r].first >= seen[r].end) continue;
                 all = {at_most(all.first, seen[r].first), at_least(all.end, seen[r].end)};
             }
@@ -148,7 +149,7 @@ void step(const AttendItem& item, const HeadShape& shape, const Rows& rows, int 
     };
     each_tile([&](int row, int count, const Seen* seen, Seen all) {
         fns[count - 1].dot(rows, data, row, all.first, all.end);
-        soften(rows, row, count, seen, shape);
+        soften(rows, row, count, start, seen, shape);
     });
     each_tile([&](int row, int count, const Seen* seen, Seen) {
         fns[count - 1].add(rows, data, row, seen, rows.factor + row);
@@ -194,13 +195,30 @@ void load_queries(const AttendItem& item, const HeadShape& shape, const Rows& ro
         const int64_t from = r / rows.group * width + (item.kv_head * rows.group + r % rows.group) * rows.depth;
         memcpy(rows.q + int64_t{r} * rows.padded, item.q + from, sizeof(float) * rows.depth);
         rows.position[r] = item.position + r / rows.group;
+        rows.begin[r] = attend_begin(shape, rows.position[r]);
+        if (rows.slope != nullptr) rows.slope[r] = item.slopes[item.kv_head * rows.group + r % rows.group];
+    }
+}
+
+// The sink takes its share of the row's softmax.
+void add_sink(const Rows& rows, int r, float sink) {
+    const float before = rows.total.largest[r];
+    const float maximum = sink > before || sink != sink ? sink : before;
+    const __m256 factor = exp_down(_mm256_set1_ps(before - maximum));
+    const float own = _mm256_cvtss_f32(exp_down(_mm256_set1_ps(sink - maximum)));
+    rows.total.sum[r] = __builtin_fmaf(rows.total.sum[r], _mm256_cvtss_f32(factor), own);
+    float* total = rows.total.sum_v + int64_t{r} * rows.padded;
+    for (int i = 0; i < rows.padded; i += 8) {
+        _mm256_storeu_ps(total + i, _mm256_mul_ps(_mm256_loadu_ps(total + i), factor));
     }
 }
 
 void store_rows(const AttendItem& item, const HeadShape& shape, const Rows& rows) {
     const int64_t width = int64_t{shape.heads} * shape.head_dim;
     for (int r = 0; r < rows.count; ++r) {
-        float* out = item.out + r / rows.group * width + (item.kv_head * rows.group + r % rows.group) * rows.depth;
+        const int head = item.kv_head * rows.group + r % rows.group;
+        float* out = item.out + r / rows.group * width + head * rows.depth;
+        if (item.sinks != nullptr) add_sink(rows, r, item.sinks[head]);
         const __m256 sum = _mm256_set1_ps(rows.total.sum[r]);
         for (int i = 0; i < rows.depth; i += 8) {
             const __m256 total = _mm256_loadu_ps(rows.total.sum_v + int64_t{r} * rows.padded + i);

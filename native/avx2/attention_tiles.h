@@ -35,7 +35,9 @@ struct Rows {
     float* q;       // [count][padded]
     float* score;   // [count][32]
     float* factor;  // [count]: what a step multiplies the sums so far by
+    float* slope;   // [count], or null: what a score loses for each token between the row and the key
     int* position;  // [count]
+    int* begin;     // [count]: the first token it sees
     Partial part;   // of the current chunk
     Partial total;
 };
@@ -166,9 +168,11 @@ void dot_step(const Rows& rows, const StepData& data, int row, int low, int high
     }
 }
 
-// The row's scores for the tokens it sees, scaled and capped, -inf elsewhere, in place. Returns the largest and
-// `before`.
-float scale_scores(float* score, const HeadShape& shape, Seen seen, float before) {
+// The row's scores for the tokens of the step at `start` that it sees, scaled, capped and less for those far away, -inf
+// elsewhere, in place. Returns the largest and `before`.
+float scale_scores(const Rows& rows, int row, const HeadShape& shape, int start, Seen seen, float before) {
+    float* score = rows.score + row * kStep;
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256 largest = _mm256_set1_ps(before);
     const bool whole = seen.first == 0 && seen.end == kStep;
     for (int j = 0; j < kStep; j += 8) {
@@ -177,8 +181,12 @@ float scale_scores(float* score, const HeadShape& shape, Seen seen, float before
             const __m256 cap = _mm256_set1_ps(shape.softcap);
             s = _mm256_mul_ps(cap, tanh_ps(_mm256_div_ps(s, cap)));
         }
+        if (rows.slope != nullptr) {
+            const __m256i away = _mm256_add_epi32(lanes, _mm256_set1_epi32(start + j - rows.position[row]));
+            s = _mm256_fmadd_ps(_mm256_set1_ps(rows.slope[row]), _mm256_cvtepi32_ps(away), s);
+        }
         if (!whole) {
-            const __m256i token = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(j));
+            const __m256i token = _mm256_add_epi32(lanes, _mm256_set1_epi32(j));
             const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(seen.first), token),
                                                    _mm256_cmpgt_epi32(token, _mm256_set1_epi32(seen.end - 1)));
             s = _mm256_blendv_ps(s, _mm256_set1_ps(kMinusInfinity), _mm256_castsi256_ps(hidden));
@@ -191,14 +199,14 @@ float scale_scores(float* score, const HeadShape& shape, Seen seen, float before
 
 // Scores of `count` rows to exp(score - largest so far), their sums, and in rows.factor what the sums of values so far
 // must be multiplied by.
-void soften(const Rows& rows, int row, int count, const Seen* seen, const HeadShape& shape) {
+void soften(const Rows& rows, int row, int count, int start, const Seen* seen, const HeadShape& shape) {
     alignas(32) float factor[8];
     alignas(32) float before[8] = {};
     alignas(32) float largest[8] = {};
     for (int r = 0; r < count; ++r) {
         if (seen[r].first >= seen[r].end) continue;
         before[r] = rows.part.largest[row + r];
-        largest[r] = scale_scores(rows.score + (row + r) * kStep, shape, seen[r], before[r]);
+        largest[r] = scale_scores(rows, row + r, shape, start, seen[r], before[r]);
     }
     const __m256 old = _mm256_load_ps(before);
     const __m256 shrink = exp_down(_mm256_sub_ps(old, _mm256_load_ps(largest)));

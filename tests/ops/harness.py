@@ -149,12 +149,15 @@ def storing(
     return op
 
 
-def attention_model(dev: Device, qkv: F32, shape: Any, pages: Pages, dtype: str, **store: Any) -> CompiledModel:
+def attention_model(
+    dev: Device, qkv: F32, shape: Any, pages: Pages, dtype: str, sinks: F32 | None = None, **store: Any
+) -> CompiledModel:
     """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store`: see `storing`."""
     stored = storing(dev, qkv, shape, **store)
+    sunk = None if sinks is None else dev.vector(sinks)
 
     def op(ops: Any, batch: Any) -> Any:
-        return ops.attend(batch, stored(ops, batch), shape)
+        return ops.attend(batch, stored(ops, batch), shape, sunk)
 
     spec = pages.spec(shape.kv_heads, shape.head_dim, dtype, (shape.group,))
     return compile_op(dev, op, shape.heads * shape.head_dim, pages, spec)

@@ -34,10 +34,21 @@ class Case(NamedTuple):
     softcap: float
     block_size: int
     dtype: str
+    chunk: int = 0
+    alibi: float = 0.0
+    """The largest slope; they halve every eight heads."""
+    sunk: bool = False
 
     def shape(self, layer: int = 0, group: int = 0) -> AttentionShape:
         scale = 1.5 * self.head_dim**-0.5
-        return AttentionShape(self.heads, self.kv_heads, self.head_dim, scale, layer, group, self.window, self.softcap)
+        shape = AttentionShape(self.heads, self.kv_heads, self.head_dim, scale, layer, group, self.window, self.softcap)
+        slopes = tuple(self.alibi * 2 ** (-head / 8) for head in range(self.heads)) if self.alibi else ()
+        return shape._replace(chunk=self.chunk, alibi=slopes)
+
+    def sinks(self) -> Any:
+        """From one that takes no part to one that takes nearly all, in turns; None without."""
+        choices = np.array([0.0, 3.5, -np.inf, -2.0, 12.0], np.float32)
+        return np.resize(choices, self.heads) if self.sunk else None
 
     def qkv(self, tokens: int, seed: int = 0) -> Any:
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -50,7 +61,8 @@ class Case(NamedTuple):
     def truth(self, qkv: Any, positions: Any) -> truth.Pair:
         """Of tokens 0..n-1 of one sequence, the answers at `positions`, [t, H d]."""
         q, k, v = self.split(qkv)
-        value, bound = truth.attend(q[positions], k.astype(self.dtype), v.astype(self.dtype), positions, self.shape())
+        k, v = k.astype(self.dtype), v.astype(self.dtype)
+        value, bound = truth.attend(q[positions], k, v, positions, self.shape(), sinks=self.sinks())
         return value.reshape(len(positions), -1), bound.reshape(len(positions), -1)
 
 
@@ -64,6 +76,19 @@ CASES = (
     Case(14, 2, 64, 0, 5.0, 64, "float16"),
     Case(14, 2, 64, 256, 0.0, 128, "float32"),
     Case(2, 1, 32, 1, 0.0, 16, "float16"),
+    Case(6, 2, 64, 0, 0.0, 16, "float16", chunk=24),
+    Case(6, 2, 64, 0, 0.0, 32, "float32", chunk=48),
+    Case(5, 1, 80, 0, 0.0, 64, "float16", chunk=300),
+    Case(8, 4, 64, 0, 9.0, 16, "float32", chunk=256),
+    Case(71, 1, 36, 0, 0.0, 16, "float16", alibi=0.5),
+    Case(16, 16, 32, 100, 0.0, 32, "float32", alibi=0.02),
+    Case(112, 112, 20, 0, 0.0, 16, "float32", alibi=2.0),
+    Case(8, 2, 64, 0, 0.0, 16, "float16", sunk=True),
+    Case(10, 2, 96, 128, 0.0, 32, "float32", sunk=True),
+    Case(5, 5, 100, 0, 20.0, 128, "float16", sunk=True),
+    Case(6, 2, 20, 0, 0.0, 16, "float32", chunk=200, alibi=0.1, sunk=True),
+    Case(2, 1, 1024, 0, 0.0, 16, "float16", sunk=True),
+    Case(3, 1, 514, 0, 0.0, 32, "float16"),
 )
 
 
@@ -72,7 +97,7 @@ def test_attend(name: str, case: Case) -> None:
     """A prompt in uneven chunks, answers checked at every context length that is near an edge."""
     dev, length = device(name), CONTEXTS[-1]
     qkv, pages = case.qkv(length), Pages(2, length, case.block_size)
-    model = attention_model(dev, qkv, case.shape(), pages, case.dtype)
+    model = attention_model(dev, qkv, case.shape(), pages, case.dtype, case.sinks())
     for start, end in ((0, 1), (1, 8), (8, 15), (15, 250), (250, 514), (514, 1099), (1099, 1100)):
         wanted = [n - 1 for n in CONTEXTS if start < n <= end] or [start]
         got = model.raw_logits(pages.step([Span(1, start, range(start, end))], [p - start for p in wanted]))
@@ -86,7 +111,7 @@ def test_attend_of_many_sequences(name: str, case: Case) -> None:
     pages = Pages(len(lengths), 160, case.block_size, seed=1)
     streams = [case.qkv(n, seed) for seed, n in enumerate(lengths)]
     first = np.cumsum([0, *lengths])
-    model = attention_model(dev, np.concatenate(streams), case.shape(), pages, case.dtype)
+    model = attention_model(dev, np.concatenate(streams), case.shape(), pages, case.dtype, case.sinks())
     done = (0, 16, 20, 69, 0, 129)
     for slot, n in enumerate(done):
         if n:
@@ -110,29 +135,49 @@ def test_large_scores(name: str) -> None:
     truth.assert_within(got, (value, bound))
 
 
-def test_table_entries_behind_the_window_are_not_read(name: str) -> None:
-    case = Case(4, 2, 32, 40, 0.0, 16, "float16")
+@pytest.mark.parametrize("sink", [80.0, 1000.0, -1000.0, -np.inf, np.nan])
+def test_extreme_sinks(name: str, sink: float) -> None:
+    """Scores far below a sink leave nothing, a sink far below them takes nothing, and NaN is kept."""
+    case = Case(2, 1, 32, 0, 0.0, 16, "float32")
+    qkv, pages = case.qkv(300), Pages(1, 304)
+    sinks = np.array([sink, 0.0], np.float32)
+    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype, sinks)
+    got = model.raw_logits(pages.step([Span(0, 0, range(300))], [0, 31, 299]))
+    if sink != sink:
+        assert np.isnan(got).all()  # in both heads: the head of the model multiplies by the identity
+        return
+    q, k, v = case.split(qkv)
+    value, bound = truth.attend(q[[0, 31, 299]], k, v, [0, 31, 299], case.shape(), sinks=sinks)
+    truth.assert_within(got, (value.reshape(3, -1), bound.reshape(3, -1)))
+
+
+@pytest.mark.parametrize("fields", [{"window": 40}, {"chunk": 76}], ids=str)
+def test_table_entries_behind_the_window_are_not_read(name: str, fields: dict[str, int]) -> None:
+    """Position 190 sees the last 40 tokens, or those from 152 on."""
+    case = Case(4, 2, 32, 0, 0.0, 16, "float16")._replace(**fields)
     qkv, pages = case.qkv(200), Pages(1, 208)
     model = attention_model(device(name), qkv, case.shape(), pages, case.dtype)
     model.raw_logits(pages.step([Span(0, 0, range(190))]))
-    pages.tables[0][0, : (190 - 40) // 16] = 2_000_000_000
+    pages.tables[0][0, : 150 // 16] = 2_000_000_000
     got = model.raw_logits(pages.step([Span(0, 190, range(190, 200))]))
     truth.assert_within(got, case.truth(qkv, list(range(190, 200))))
 
 
-@pytest.mark.parametrize("window", [0, 24])
-def test_masked_positions_are_not_read(name: str, window: int) -> None:
-    """Infinity and NaN left in the cache by an earlier owner of a block, ahead of the sequence or behind its window."""
-    case = Case(4, 2, 32, window, 0.0, 32, "float32")
+@pytest.mark.parametrize(
+    "fields", [{}, {"window": 24}, {"chunk": 40}, {"chunk": 7, "sunk": True, "alibi": 1.0}], ids=str
+)
+def test_masked_positions_are_not_read(name: str, fields: dict[str, Any]) -> None:
+    """Infinity and NaN left in the cache by an earlier owner of a block, ahead of a sequence or behind what it sees."""
+    case = Case(4, 2, 32, 0, 0.0, 32, "float32")._replace(**fields)
     qkv, pages = case.qkv(128), Pages(1, 128, 32)
     qkv[64:96] = np.nan
     qkv[96:] = np.inf
-    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype)
+    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype, case.sinks())
     model.raw_logits(pages.step([Span(0, 32, range(64, 128))]))  # positions 32..95 hold NaN, then infinity
     for start, end in ((0, 33), (33, 40), (40, 41)):
         got = model.raw_logits(pages.step([Span(0, start, range(start, end))]))
         truth.assert_within(got, case.truth(qkv[:64], list(range(start, end))))
-    if window:
+    if fields:
         model.raw_logits(pages.step([Span(0, 0, range(64, 70))]))
         got = model.raw_logits(pages.step([Span(0, 41, [41])]))
         truth.assert_within(got, case.truth(qkv[:64], [41]))

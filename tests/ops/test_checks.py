@@ -73,9 +73,9 @@ def test_bad_batches(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("block", [-1, 8, 100_000_000])
-@pytest.mark.parametrize("window", [0, 30])
-def test_blocks_that_are_only_read(name: str, block: int, window: int) -> None:
-    shape, pages = AttentionShape(2, 1, 32, 0.2, 0, 0, window), Pages(2, 64)
+@pytest.mark.parametrize("fields", [{}, {"window": 30}, {"chunk": 30}], ids=str)
+def test_blocks_that_are_only_read(name: str, block: int, fields: dict[str, int]) -> None:
+    shape, pages = AttentionShape(2, 1, 32, 0.2, 0, 0, **fields), Pages(2, 64)
     model = attention_model(device(name), np.ones((64, 128), np.float32), shape, pages, "float16")
     model.raw_logits(pages.step([Span(0, 0, range(40))]))
     good = pages.tables[0][0, 1]

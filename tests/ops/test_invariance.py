@@ -148,6 +148,8 @@ SHAPES = (
     AttentionShape(9, 3, 64, 0.125, 0, 0),
     AttentionShape(4, 1, 256, 0.0625, 0, 0, 300),
     AttentionShape(8, 8, 32, 0.2, 0, 0, 20, 30.0),
+    AttentionShape(6, 2, 36, 0.2, 0, 0, chunk=300, temperature=(0.1, 64)),
+    AttentionShape(9, 1, 20, 0.2, 0, 0, alibi=tuple(2.0**-h for h in range(9)), clip=1.5),
 )
 
 ROPE = Rope(tuple((1e4 ** (-np.arange(8) / 8)).astype(np.float32).tolist()))
@@ -156,12 +158,22 @@ ROPE = Rope(tuple((1e4 ** (-np.arange(8) / 8)).astype(np.float32).tolist()))
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention(name: str, shape: AttentionShape, dtype: str) -> None:
+    _assert_tokens_stand_alone(name, shape, dtype, None)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]], ids=str)
+def test_attention_with_sinks(name: str, shape: AttentionShape) -> None:
+    _assert_tokens_stand_alone(name, shape, "float16", _random(1, shape.heads, 3)[0])
+
+
+def _assert_tokens_stand_alone(name: str, shape: AttentionShape, dtype: str, sinks: F32 | None) -> None:
     """A prompt of 1,100 tokens at once; in chunks; token by token near every edge; in larger blocks and shuffled ones;
     in the company of others: always the same bits."""
     length = 1100
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     qkv = _random(length, width)
-    q_norm, k_norm = (HeadNorm(_random(1, shape.head_dim, seed)[0], 1e-6) for seed in (1, 2))
+    q_norm = HeadNorm(_random(1, shape.head_dim, 1)[0], 1e-6)
+    k_norm = HeadNorm(_random(1, shape.kv_heads * shape.head_dim, 2)[0], 1e-5, "all", center=True, after=True)
     edges = [0, 14, 15, 16, 31, 32, 254, 255, 256, 257, 510, 511, 512, 513, 1098, 1099]
     checked = {*edges, *range(3, length, 7)}
     whole: Any = None
@@ -173,7 +185,7 @@ def test_attention(name: str, shape: AttentionShape, dtype: str) -> None:
             (128, [c for e in edges for c in (e, e + 1) if c]),
         ):
             pages = Pages(3, length, block_size, seed=len(cuts))
-            model = attention_model(dev, qkv, shape, pages, dtype, rope=ROPE, q_norm=q_norm, k_norm=k_norm)
+            model = attention_model(dev, qkv, shape, pages, dtype, sinks, rope=ROPE, q_norm=q_norm, k_norm=k_norm)
             got, start = [], 0
             for end in sorted(set(cuts)):
                 before, mine, after = Span(1, 0, [5]), Span(2, start, range(start, end)), Span(0, 0, range(700, 733))

@@ -29,6 +29,8 @@ CUTS = (
         Case(7, 7, 40, 0, 10.0, 128, "float16"),
         Case(5, 1, 36, 70, 0.0, 32, "float16"),
         Case(12, 2, 96, 0, 0.0, 16, "float32"),
+        Case(6, 2, 64, 0, 0.0, 16, "float16", chunk=650, sunk=True),
+        Case(71, 1, 20, 0, 0.0, 32, "float16", alibi=0.25, sunk=True),
     ],
     ids=str,
 )
@@ -37,7 +39,7 @@ def test_bits_do_not_depend_on_how_the_work_is_cut(case: Case) -> None:
     answers = []
     for threads in (1, 2, 3):
         pages = Pages(2, LENGTH, case.block_size, seed=threads)
-        model = attention_model(device("cpu", threads), qkv, case.shape(), pages, case.dtype)
+        model = attention_model(device("cpu", threads), qkv, case.shape(), pages, case.dtype, case.sinks())
         for cuts in CUTS:
             steps = []
             for start, end in zip(cuts[:-1], cuts[1:], strict=True):

@@ -138,15 +138,20 @@ def warm(pair: Pair, positions: Any, scale: float, floor: int) -> Pair:
     return pair[0] * factor, pair[1] * factor + 8 * UNIT * np.abs(pair[0]) * factor
 
 
-def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape, off: Any = (0, 0, 0)) -> Pair:
+def attend(
+    q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape, off: Any = (0, 0, 0), sinks: Any = None
+) -> Pair:
     """q [t, H, d] at `positions` over k and v [n, G, d], as the cache holds them, at positions 0..n-1; each of them may
     be off by as much as `off` says."""
     q, k, v, q_off, k_off, v_off = (np.asarray(a, np.float64) for a in (q, k, v, *off))
     q_off, k_off, v_off = (np.broadcast_to(b, a.shape) for a, b in ((q, q_off), (k, k_off), (v, v_off)))
-    value, bound = np.empty(q.shape), np.empty(q.shape)
+    value = np.empty((*q.shape[:2], v.shape[2]))
+    bound = np.empty(value.shape)
     d = shape.head_dim
     for t, p in enumerate(positions):
         first = max(0, p - shape.window + 1) if shape.window else 0
+        if shape.chunk:
+            first = p // shape.chunk * shape.chunk
         for h in range(shape.heads):
             g = h * shape.kv_heads // shape.heads
             keys, values = k[first : p + 1, g], v[first : p + 1, g]
@@ -156,12 +161,22 @@ def attend(q: Any, k: Any, v: Any, positions: Any, shape: AttentionShape, off: A
             if shape.softcap:
                 scores = shape.softcap * np.tanh(scores / shape.softcap)
                 wrong += 8 * UNIT * shape.softcap
-            weights = np.exp(scores - scores.max())
-            weights /= weights.sum()
+            if shape.alibi:
+                lost = np.float64(np.float32(shape.alibi[h])) * np.arange(first - p, 1)
+                scores, wrong = scores + lost, wrong + 2 * UNIT * (np.abs(scores) + 2 * np.abs(lost))
+            largest = scores.max()
+            if sinks is not None:
+                # Scores lie below the sink by a difference that is rounded, however small their weights are.
+                largest = max(largest, np.float64(sinks[h]))
+                wrong = wrong + 2 * UNIT * (largest - scores)
+            weights = np.exp(scores - largest)
+            total = weights.sum() + (0 if sinks is None else np.exp(np.float64(sinks[h]) - largest))
+            weights /= total
             value[t, h] = weights @ values
             # A score that is off by e changes its weight by a factor exp(e): once above and once below the line.
-            relative = 2 * wrong + (len(keys) + 32) * UNIT
-            bound[t, h] = relative * (weights @ np.abs(values)) + weights @ v_off[first : p + 1, g]
+            above, below = weights * wrong @ np.abs(values), (weights * wrong).sum() * (weights @ np.abs(values))
+            bound[t, h] = above + below + (len(keys) + 32) * UNIT * (weights @ np.abs(values))
+            bound[t, h] += weights @ v_off[first : p + 1, g]
     return value, bound
 
 

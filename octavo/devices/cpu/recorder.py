@@ -307,13 +307,15 @@ class Recorder:
         return out
 
     def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> CpuArray:
-        if sinks is not None:
-            raise ValueError("attend: sinks is not built on this device yet")
         self._check_shape(shape)
         _same_width("attend: q", q.width, shape.heads * shape.head_dim)
+        if sinks is not None:
+            _same_width("attend: sinks", sinks.size, shape.heads)
+        if shape.alibi:
+            _same_width("attend: alibi", len(shape.alibi), shape.heads)
         source = self._read(q.floats)
         out = self._array(q.width)
-        self._add(lambda program, at: program.attend(at(source), at(out.floats), shape, self.cache))
+        self._add(lambda program, at: program.attend(at(source), at(out.floats), shape, self.cache, sinks))
         return out
 
     def gather(self, batch: Any, x: Any) -> CpuArray:

@@ -245,19 +245,17 @@ class TorchOps:
         return _tensor(q.flatten(1))
 
     def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> Tensor:
-        if sinks is not None:
-            raise ValueError("attend: sinks is not built on this device yet")
         out = torch.empty_like(q)
         starts = batch.arrays.starts.tolist()
         for slot, start, end in zip(batch.arrays.slots.tolist(), starts[:-1], starts[1:], strict=True):
             positions = batch.positions[start:end]
             last = int(batch.arrays.positions[end - 1])
-            window = shape.window or last + 1
-            first = max(0, int(batch.arrays.positions[start]) - window + 1)
+            begins = _first_seen(shape, positions)
+            first = int(begins[0])
             k, v = batch.cache.read(shape.layer, batch.arrays.tables[shape.group][slot], first, last + 1)
-            keys = torch.arange(first, last + 1, device=q.device)
-            seen = (keys <= positions[:, None]) & (keys > positions[:, None] - window)
-            out[start:end] = _attend(q[start:end], k, v, seen, shape)
+            away = torch.arange(first, last + 1, device=q.device) - positions[:, None]
+            seen = (away <= 0) & (away >= (begins - positions)[:, None])
+            out[start:end] = _attend(q[start:end], k, v, away, seen, shape, sinks)
         return out
 
     def gather(self, batch: Any, x: Any) -> Tensor:
@@ -320,11 +318,27 @@ def _rotate(x: Tensor, rotary: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, shape: AttentionShape) -> Tensor:
-    """q [t, H d] over k and v [G, n, d]; `seen` [t, n] says which keys each query sees."""
+def _first_seen(shape: AttentionShape, positions: Tensor) -> Tensor:
+    """[t]: the first position whose key a query at each of `positions` [t] sees."""
+    if shape.chunk:
+        return positions - positions % shape.chunk
+    return (positions - shape.window + 1).clamp(min=0) if shape.window else torch.zeros_like(positions)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, away: Tensor, seen: Tensor, shape: AttentionShape, sinks: Tensor | None
+) -> Tensor:
+    """q [t, H d] over k and v [G, n, d]; `away` [t, n] are the positions of the keys relative to each query, `seen`
+    [t, n] says which keys it sees."""
     queries = q.view(q.shape[0], shape.kv_heads, -1, shape.head_dim)  # head h reads KV head h // (H/G)
     scores = torch.einsum("tghd,gnd->ghtn", queries * shape.scale, k)
     if shape.softcap > 0:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
-    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    per_head = (shape.kv_heads, -1, 1, 1)
+    if shape.alibi:
+        scores = scores + torch.tensor(shape.alibi, device=q.device).view(per_head) * away
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(per_head).expand(*scores.shape[:3], 1)], dim=3)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[1]]
     return torch.einsum("ghtn,gnd->tghd", weights, v).flatten(1)
