@@ -207,7 +207,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             checkpoint,
             architecture.names(model_config),
             device,
-            architecture.ignore,
+            architecture.ignore(model_config),
             partial(on_progress, "loading weights") if on_progress else None,
         )
         notes = (

@@ -22,6 +22,7 @@ class LatentAttention(Layer):
     key_up [heads * latent, nope], the transpose of each head's key projection; value_up [heads * value, latent]; out.
     """
 
+    rope: Rope | None
     window = 0
     chunk = 0
 

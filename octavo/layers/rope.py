@@ -84,9 +84,6 @@ def _yarn(p: Mapping[str, Any], base: float, rotated: int, native: int, length: 
     def dimension(rotations: float) -> float:
         return rotated * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    def magnitude(scale: float, weight: float = 1.0) -> float:
-        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
-
     first = dimension(float(p.get("beta_fast") or 32))
     last = dimension(float(p.get("beta_slow") or 1))
     if p.get("truncate", True):
@@ -98,8 +95,13 @@ def _yarn(p: Mapping[str, Any], base: float, rotated: int, native: int, length: 
     scale = p.get("attention_factor")
     if scale is None:
         m, all_dim = p.get("mscale"), p.get("mscale_all_dim")
-        scale = magnitude(factor, m) / magnitude(factor, all_dim) if m and all_dim else magnitude(factor)
+        scale = yarn_magnitude(factor, m) / yarn_magnitude(factor, all_dim) if m and all_dim else yarn_magnitude(factor)
     return out.astype(np.float32), float(scale)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies queries and keys by when positions are stretched by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:

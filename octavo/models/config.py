@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from octavo.ops.contract import Activation
@@ -77,7 +78,7 @@ class ModelConfig:
     @classmethod
     def read(cls, raw: Mapping[str, Any], architecture: str) -> ModelConfig:
         """Read `raw` (the content of config.json). Raises ModelConfigError naming the key that is missing or wrong."""
-        number = _Reader(raw)
+        number = partial(_number, raw)
         hidden = number("hidden_size")
         heads = number("num_attention_heads")
         layers = number("num_hidden_layers")
@@ -113,27 +114,28 @@ class ModelConfig:
             raw=raw,
         )
 
+    def number(self, key: str, default: int | None = None) -> int:
+        """A whole number that only one architecture reads; `default` where it is absent or null (None: it must be there
+        and more than 0). Raises ModelConfigError."""
+        return _number(self.raw, key, default)
+
     def rope_of(self, layer_type: str) -> Mapping[str, Any]:
         """RoPE parameters of one kind of layer, where `rope_parameters` has an entry per kind; else those of all."""
         nested = (self.raw.get("rope_parameters") or {}).get(layer_type)
         return self.rope if nested is None else {**nested}
 
 
-class _Reader:
-    def __init__(self, raw: Mapping[str, Any]):
-        self.raw = raw
-
-    def __call__(self, key: str, default: int | None = None) -> int:
-        value = self.raw.get(key)
-        if value is None:
-            if default is None:
-                raise ModelConfigError(f"the model's config has no {key!r}: the file is incomplete or not a text model")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-            raise ModelConfigError(f"the model's config has {key} = {value!r}, a whole number is needed")
-        if value == 0 and default is None:
-            raise ModelConfigError(f"the model's config has {key} = 0")
-        return int(value)
+def _number(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        if default is None:
+            raise ModelConfigError(f"the model's config has no {key!r}: the file is incomplete or not a text model")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+        raise ModelConfigError(f"the model's config has {key} = {value!r}, a whole number is needed")
+    if value == 0 and default is None:
+        raise ModelConfigError(f"the model's config has {key} = 0")
+    return int(value)
 
 
 def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:

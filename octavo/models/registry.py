@@ -84,14 +84,14 @@ MODULES: dict[str, str] = {
 class Architecture:
     """How to build a model and where its tensors come from: what a module of this package says about its families.
 
-    A module has `make`, `NAMES` or `names`, and optionally `IGNORE` and `rewrite`.
+    A module has `make`, `NAMES` or `names`, and optionally `IGNORE` or `ignore`, and `rewrite`.
     """
 
     name: str
     make: Callable[[ModelConfig, int], Decoder]
     """(config, max_model_len) -> the model, unfilled."""
     names: Callable[[ModelConfig], Names]
-    ignore: tuple[str, ...]
+    ignore: Callable[[ModelConfig], tuple[str, ...]]
     """Checkpoint tensors that may be left unused (glob patterns)."""
     rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """config.json with the family's own keys in the common words."""
@@ -109,7 +109,11 @@ def architecture(name: str) -> Architecture:
     """The architecture called `name`, a key of `MODULES`."""
     module = importlib.import_module(f"octavo.models.{MODULES[name]}")
     names = getattr(module, "names", None) or (lambda _: module.NAMES)
-    ignore = (*IGNORE, *getattr(module, "IGNORE", ()))
+    unused = getattr(module, "ignore", None) or (lambda _: getattr(module, "IGNORE", ()))
+
+    def ignore(config: ModelConfig) -> tuple[str, ...]:
+        return (*IGNORE, *unused(config))
+
     return Architecture(name, module.make, names, ignore, getattr(module, "rewrite", lambda raw: raw))
 
 

@@ -107,7 +107,7 @@ class Loaded:
             self.model: Decoder = architecture.make(self.config, max_model_len)
             if rank is not None:
                 self.model.split(rank)
-            load(self.model, checkpoint, architecture.names(self.config), device, architecture.ignore)
+            load(self.model, checkpoint, architecture.names(self.config), device, architecture.ignore(self.config))
         self.block_size = block_size
         group_of = [0] * self.config.layers
         for index, group in enumerate(self.model.groups):
