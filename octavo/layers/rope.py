@@ -60,7 +60,9 @@ def _linear(p: Mapping[str, Any], base: float, rotated: int, native: int, length
 
 
 def _dynamic(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:
-    if length > native:
+    if p.get("alpha"):  # Hunyuan calls a base stretched once and for all dynamic too
+        base = base * float(p["alpha"]) ** (rotated / (rotated - 2))
+    elif length > native:
         factor = float(p["factor"])
         base = base * (factor * length / native - (factor - 1)) ** (rotated / (rotated - 2))
     return _plain(base, rotated), 1.0

@@ -34,6 +34,12 @@ LLAMA: Names = (
 )
 """The layout of Llama and of most families since; others add rows or replace them (`but`)."""
 
+PLAIN_MLP: Names = (
+    *(row for row in LLAMA if ".mlp." not in row[0]),
+    ("model.layers.{i}.mlp.{up,down}_proj", "blocks.{i}.mlp.{up,down}"),
+)
+"""Llama's layout around an MLP without a gate."""
+
 QK_NORM: Names = (("model.layers.{i}.self_attn.{q,k}_norm", "blocks.{i}.attn.{q,k}_norm"),)
 
 EXPERTS: Names = (

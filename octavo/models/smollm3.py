@@ -1,0 +1,38 @@
+"""SmolLM3: Llama where some layers, by default every fourth, do not rotate q and k; only those may slide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.decoder import Decoder
+from octavo.models.dense import dense
+from octavo.models.names import LLAMA as NAMES
+
+__all__ = ["NAMES", "make", "rewrite"]
+
+
+def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    out = {"tie_word_embeddings": True, "rope_theta": 2000000.0, "use_sliding_window": False, **raw}
+    layers = int(raw.get("num_hidden_layers") or 0)
+    interval = raw.get("no_rope_layer_interval") or 4
+    rotates = raw.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
+    out["no_rope_layers"] = rotates
+    if raw.get("layer_types") is None:
+        slides = out["use_sliding_window"] and raw.get("sliding_window")
+        out["layer_types"] = [
+            "sliding_attention" if slides and not rotates[i] else "full_attention" for i in range(layers)
+        ]
+    return out
+
+
+def make(c: ModelConfig, max_model_len: int) -> Decoder:
+    rotates = c.raw["no_rope_layers"]  # 1 where the layer does rotate, against its name
+    if len(rotates) < c.layers:
+        raise ModelConfigError(f"no_rope_layers lists {len(rotates)} layers, num_hidden_layers says {c.layers}")
+    model = dense(c, max_model_len, bias=c.attention_bias, out_bias=c.attention_bias, mlp_bias=bool(c.mlp_bias))
+    for block, rotated in zip(model.blocks, rotates, strict=False):
+        if not rotated:
+            block.attn.rope = None
+    return model
