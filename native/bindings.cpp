@@ -98,24 +98,57 @@ void set_offsets(int64_t (&to)[FORM_COUNT], const std::vector<int64_t>& offsets)
 
 using Offsets = std::vector<int64_t>;
 
-Instruction product(Op op, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms) {
+Factor make_factor(std::shared_ptr<Weight> weight, std::vector<int> forms) {
     if (forms.size() != weight->parts.size()) throw nb::value_error("a weight has one form per part");
+    const Kernels& table = kernels();
+    for (size_t part = 0; part < forms.size(); ++part) {
+        const int kind = weight->parts[part].kind;
+        const bool known = forms[part] == FORM_FLOAT || (forms[part] == FORM_INT8 && table.linear_int8[kind]) ||
+                           (forms[part] == FORM_INT16 && table.linear_int16[kind]);
+        if (!known) throw nb::value_error((std::string(kKinds[kind].name) + " has no product in this form").c_str());
+    }
+    return {std::move(weight), std::move(forms), {}};
+}
+
+Instruction product(Op op, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms) {
     Instruction i{};
     i.op = op;
     set_offsets(i.in, in);
     i.out[FORM_FLOAT] = out;
     i.width = weight->n_in;
     i.out_width = weight->n_out;
-    i.weight = std::move(weight);
-    i.forms = std::move(forms);
-    const Kernels& table = kernels();
-    for (size_t part = 0; part < i.forms.size(); ++part) {
-        const int kind = i.weight->parts[part].kind;
-        const bool known = i.forms[part] == FORM_FLOAT || (i.forms[part] == FORM_INT8 && table.linear_int8[kind]) ||
-                           (i.forms[part] == FORM_INT16 && table.linear_int16[kind]);
-        if (!known) throw nb::value_error((std::string(kKinds[kind].name) + " has no product in this form").c_str());
-    }
+    i.factor = make_factor(std::move(weight), std::move(forms));
     return i;
+}
+
+Router read_router(nb::handle router, int experts) {
+    const auto integer = [&](const char* name) { return nb::cast<int>(router.attr(name)); };
+    const auto number = [&](const char* name) { return nb::cast<float>(router.attr(name)); };
+    const std::string scoring = nb::cast<std::string>(router.attr("scoring"));
+    Router out{};
+    out.experts = experts;
+    out.top_k = integer("top_k");
+    out.scoring = scoring == "softmax" ? SCORE_SOFTMAX : scoring == "sigmoid" ? SCORE_SIGMOID : SCORE_SPARSEMIXER;
+    out.renormalize = nb::cast<bool>(router.attr("renormalize"));
+    out.groups = integer("groups");
+    out.top_groups = integer("top_groups");
+    out.two_largest = nb::cast<std::string>(router.attr("group_score")) == "top2";
+    out.scale = number("scale");
+    out.eps = number("eps");
+    out.floor = number("floor");
+    out.jitter = number("jitter");
+    out.weigh_input = nb::cast<bool>(router.attr("weigh_input"));
+    return out;
+}
+
+using Weights = std::vector<std::shared_ptr<Weight>>;
+using Forms = std::vector<std::vector<int>>;
+
+std::vector<Factor> make_factors(const Weights& weights, const Forms& forms) {
+    if (weights.size() != forms.size()) throw nb::value_error("moe: the forms of each weight are needed");
+    std::vector<Factor> out;
+    for (size_t e = 0; e < weights.size(); ++e) out.push_back(make_factor(weights[e], forms[e]));
+    return out;
 }
 
 // An operation on single rows of `width` values.
@@ -254,7 +287,7 @@ void bind_program(nb::module_& m) {
                  set_offsets(i.out, out);
                  i.out_width = table->n_in;
                  i.scale = scale;
-                 i.weight = std::move(table);
+                 i.factor.weight = std::move(table);
                  p.add(std::move(i));
              })
         .def("rotary",
@@ -275,7 +308,7 @@ void bind_program(nb::module_& m) {
                  i.out_width = table->n_in;
                  i.offset = offset;
                  i.residual = residual;
-                 i.weight = std::move(table);
+                 i.factor.weight = std::move(table);
                  p.add(std::move(i));
              })
         .def(
@@ -348,7 +381,7 @@ void bind_program(nb::module_& m) {
              [](Program& p, int64_t in, int64_t out, std::shared_ptr<Weight> weight, int heads) {
                  Instruction i = product(Op::Headwise, {in, kNone, kNone}, out, weight,
                                          std::vector<int>(weight->parts.size(), FORM_FLOAT));
-                 for (const Panels& part : i.weight->parts) {
+                 for (const Panels& part : i.factor.weight->parts) {
                      if (part.n_out % kColumns != 0) throw nb::value_error("headwise: a part has rows beyond a panel");
                  }
                  i.heads = heads;
@@ -380,6 +413,41 @@ void bind_program(nb::module_& m) {
             },
             nb::arg("in_"), nb::arg("out"), nb::arg("weight"), nb::arg("forms"), nb::arg("bias").none(),
             nb::arg("activation"), nb::arg("limit"))
+        .def(
+            "moe",
+            [](Program& p, int64_t in, int64_t logits, const Offsets& given, const Offsets& hidden, int64_t results,
+               const Offsets& out, int64_t residual, int pass_rows, const Weights& gate_up, const Forms& gate_up_forms,
+               const Weights& down, const Forms& down_forms, nb::object router, nb::object correction,
+               nb::object gate_up_bias, nb::object down_bias, int activation, float limit) {
+                auto m = std::make_shared<Mixture>();
+                m->router = read_router(router, static_cast<int>(gate_up.size()));
+                m->correction = copy_floats(correction);
+                m->gate_up = make_factors(gate_up, gate_up_forms);
+                m->down = make_factors(down, down_forms);
+                m->gate_up_bias = copy_floats(gate_up_bias);
+                m->down_bias = copy_floats(down_bias);
+                m->inner = down.at(0)->n_in;
+                m->pass_rows = pass_rows;
+                m->logits = logits;
+                set_offsets(m->given, given);
+                set_offsets(m->hidden, hidden);
+                m->results = results;
+                Instruction i{};
+                i.op = Op::Experts;
+                i.in[FORM_FLOAT] = in;
+                set_offsets(i.out, out);
+                i.residual = residual;
+                i.width = gate_up.at(0)->n_in;
+                i.out_width = down.at(0)->n_out;
+                i.activation = activation;
+                i.limit = limit;
+                i.mixture = std::move(m);
+                p.add(std::move(i));
+            },
+            nb::arg("in_"), nb::arg("logits"), nb::arg("given"), nb::arg("hidden"), nb::arg("results"), nb::arg("out"),
+            nb::arg("residual"), nb::arg("pass_rows"), nb::arg("gate_up"), nb::arg("gate_up_forms"), nb::arg("down"),
+            nb::arg("down_forms"), nb::arg("router"), nb::arg("correction").none(), nb::arg("gate_up_bias").none(),
+            nb::arg("down_bias").none(), nb::arg("activation"), nb::arg("limit"))
         .def(
             "store_kv",
             [](Program& p, int64_t qkv, int64_t rotary, int rotary_width, int64_t out, nb::object shape, KVCache& cache,

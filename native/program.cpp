@@ -38,8 +38,6 @@ std::vector<Tile> tiles_of(const Weight& weight, int heads) {
 
 const float* some(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
 
-int count_blocks(int n, int size) { return (n + size - 1) / size; }
-
 Act8 from_group(const Act8& x, int64_t group) {
     const int64_t skipped = group * x.rows;
     return {x.q + skipped * kCell, x.scale + skipped, x.sum + skipped, x.halves + skipped, x.rows};
@@ -56,9 +54,22 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int
 
 void Program::add(Instruction instruction) {
     const bool embeds = instruction.op == Op::Embed || instruction.op == Op::EmbedPositions;
-    if (instruction.weight && !embeds) instruction.tiles = tiles_of(*instruction.weight, instruction.heads);
-    if (!instruction.weight || embeds) {  // a row that only its integer forms are made of
+    Factor& factor = instruction.factor;
+    if (factor.weight && !embeds) factor.tiles = tiles_of(*factor.weight, instruction.heads);
+    if (!factor.weight || embeds) {  // a row that only its integer forms are made of
         scratch_floats_ = std::max<int64_t>(scratch_floats_, kFloatScratch + instruction.out_width);
+    }
+    if (instruction.op == Op::Experts) {
+        auto mixture = std::make_shared<Mixture>(*instruction.mixture);
+        for (Factor& down : mixture->down) {
+            down.tiles = tiles_of(*down.weight, 1);
+            mixture->down_tiles = std::max(mixture->down_tiles, static_cast<int>(down.tiles.size()));
+        }
+        const Router& router = mixture->router;
+        routes_.reserve(mixture->pass_rows * router.top_k, router.experts);
+        scratch_floats_ =
+            std::max({scratch_floats_, int64_t{kFloatScratch} + instruction.width, route_scratch(router)});
+        instruction.mixture = std::move(mixture);
     }
     if (instruction.op == Op::StoreKV) {
         const HeadShape& shape = instruction.shape;
@@ -103,76 +114,66 @@ Act16 Program::act16(int64_t offset, int width, int64_t rows) const {
     return {reinterpret_cast<int16_t*>(at), sum, sum + groups, rows};
 }
 
-void Program::pack_row(const Instruction& i, const Context& c, const float* x, int64_t row) const {
-    if (i.out[FORM_INT8] != kNone) kernels_.pack_int8(x, i.out_width, act8(i.out[FORM_INT8], i.out_width, c.rows), row);
-    if (i.out[FORM_INT16] != kNone)
-        kernels_.pack_int16(x, i.out_width, act16(i.out[FORM_INT16], i.out_width, c.rows), row);
-}
-
-// row(r, out): out is the row of the float output, or of scratch when nothing reads that; its integer forms are made
-// while it is in the cache.
-template <class Row>
-void Program::each_row(const Instruction& i, const Context& c, const Row& row) {
-    pool_->each(c.rows, c.worker, [&](int r, int) {
-        const bool kept = i.out[FORM_FLOAT] != kNone;
-        float* out = kept ? floats(i.out[FORM_FLOAT], r, i.out_width) : scratch(c.worker) + kFloatScratch;
-        row(r, out);
-        pack_row(i, c, out, r);
-    });
+void Program::pack_row(const Place& place, const float* x, int64_t row) const {
+    const auto [at, width, rows] = place;
+    if (at[FORM_INT8] != kNone) kernels_.pack_int8(x, width, act8(at[FORM_INT8], width, rows), row);
+    if (at[FORM_INT16] != kNone) kernels_.pack_int16(x, width, act16(at[FORM_INT16], width, rows), row);
 }
 
 void Program::step(const Instruction& i, const Context& c) {
     const float* in = floats(i.in[FORM_FLOAT] == kNone ? 0 : i.in[FORM_FLOAT]);
     float* buffer = scratch(c.worker);
     const int blocks = count_blocks(c.rows, kRowBlock);
+    const Place in_place = {i.in, i.width, c.rows};
+    const Place out_place = {i.out, i.out_width, c.rows};
     const auto rows_of = [&](int block) { return std::min(kRowBlock, c.rows - block * kRowBlock); };
     switch (i.op) {
         case Op::Embed:
-            each_row(i, c, [&](int r, float* out) { embed_row(i, c.batch.tokens[r], out, buffer); });
+            each_row(out_place, c.worker, [&](int r, float* out) { embed_row(i, c.batch.tokens[r], out, buffer); });
             break;
         case Op::EmbedPositions:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 embed_row(i, c.batch.positions[r] + i.offset, out, buffer);
                 kernels_.finish(out, i.out_width, nullptr, 1, floats(i.residual, r, i.out_width), out);
             });
             break;
         case Op::Rotary:
-            each_row(i, c, [&](int r, float* out) { rotary_row(i, c.batch.positions[r], out); });
+            each_row(out_place, c.worker, [&](int r, float* out) { rotary_row(i, c.batch.positions[r], out); });
             break;
         case Op::Norm:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 const NormTerms terms = {i.first.data(), some(i.second), maybe(i.residual, r, i.width), i.eps,
                                          i.center};
                 kernels_.norm(in + int64_t{r} * i.width, terms, i.width, out);
             });
             break;
         case Op::Activate:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 kernels_.activate(in + int64_t{r} * i.width, i.activation, some(i.first), maybe(i.other, r, i.width),
                                   i.width, out);
             });
             break;
         case Op::Add:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 kernels_.add(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.scale, i.width, out);
             });
             break;
         case Op::Blend:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 kernels_.blend(in + int64_t{r} * i.width, *floats(i.other, r, 1), maybe(i.residual, r, i.width),
                                i.width, out);
             });
             break;
         case Op::Mix:
-            each_row(i, c, [&](int r, float* out) { mix_row(i, r, out); });
+            each_row(out_place, c.worker, [&](int r, float* out) { mix_row(i, r, out); });
             break;
         case Op::MatchRms:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 kernels_.match_rms(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.eps, i.width, out);
             });
             break;
         case Op::KeepTop:
-            each_row(i, c, [&](int r, float* out) {
+            each_row(out_place, c.worker, [&](int r, float* out) {
                 kernels_.keep_top(in + int64_t{r} * i.width, i.deviations, i.width, out);
             });
             break;
@@ -183,19 +184,20 @@ void Program::step(const Instruction& i, const Context& c) {
             });
             break;
         case Op::Pack:
-            pool_->each(c.rows, c.worker, [&](int r, int) { pack_row(i, c, in + int64_t{r} * i.out_width, r); });
+            pool_->each(c.rows, c.worker, [&](int r, int) { pack_row(out_place, in + int64_t{r} * i.out_width, r); });
             break;
         case Op::Headwise:
         case Op::Linear:
         case Op::Logits: {
-            const int tiles = static_cast<int>(i.tiles.size());
+            const int tiles = static_cast<int>(i.factor.tiles.size());
+            const LinearEnd end = {some(i.first), i.scale, i.residual, i.softcap, i.out[FORM_FLOAT], i.out_width};
             pool_->each(tiles * blocks, c.worker, [&](int item, int) {
                 const int block = item / tiles;
-                const Tile& tile = i.tiles[item % tiles];
+                const Tile& tile = i.factor.tiles[item % tiles];
                 if (i.op == Op::Headwise) {
                     headwise_tile(i, tile, block * kRowBlock, rows_of(block), buffer);
                 } else {
-                    linear_tile(i, c, tile, block * kRowBlock, rows_of(block), buffer);
+                    linear_tile(i.factor, in_place, tile, block * kRowBlock, rows_of(block), end, buffer);
                 }
             });
             break;
@@ -204,10 +206,14 @@ void Program::step(const Instruction& i, const Context& c) {
             const int tiles = count_blocks(i.out_width, kTileColumns);
             pool_->each(tiles * blocks, c.worker, [&](int item, int) {
                 const int block = item / tiles;
-                gated_tile(i, c, item % tiles * kTileColumns, block * kRowBlock, rows_of(block), buffer);
+                gated_tile(i.factor, in_place, out_place, item % tiles * kTileColumns, block * kRowBlock,
+                           rows_of(block), some(i.first), i.activation, i.limit, buffer);
             });
             break;
         }
+        case Op::Experts:
+            mixture(i, c);
+            break;
         case Op::StoreKV:
             pool_->each(c.rows, c.worker, [&](int r, int) { store_row(i, c, r, buffer); });
             break;
@@ -220,7 +226,7 @@ void Program::step(const Instruction& i, const Context& c) {
 }
 
 void Program::embed_row(const Instruction& i, int32_t id, float* out, float* buffer) const {
-    const Weight& table = *i.weight;
+    const Weight& table = *i.factor.weight;
     size_t part = 0;
     while (id - table.first[part] >= table.parts[part].n_out) ++part;
     const Panels& panels = table.parts[part];
@@ -252,59 +258,61 @@ void Program::rotary_row(const Instruction& i, int32_t position, float* out) con
     }
 }
 
-void Program::product(const Instruction& i, const Context& c, int part, int panel, int panels, int row, int rows,
+void Program::product(const Factor& factor, const Place& x, int part, int panel, int panels, int row, int rows,
                       float* out, int64_t stride, float* buffer) const {
-    const Panels& weight = i.weight->parts[part];
-    switch (i.forms[part]) {
+    const Panels& weight = factor.weight->parts[part];
+    switch (factor.forms[part]) {
         case FORM_INT8:
-            kernels_.linear_int8[weight.kind](weight, panel, panels, act8(i.in[FORM_INT8], i.width, c.rows), row, rows,
+            kernels_.linear_int8[weight.kind](weight, panel, panels, act8(x.at[FORM_INT8], x.width, x.rows), row, rows,
                                               out, stride);
             break;
         case FORM_INT16:
-            kernels_.linear_int16[weight.kind](weight, panel, panels, act16(i.in[FORM_INT16], i.width, c.rows), row,
+            kernels_.linear_int16[weight.kind](weight, panel, panels, act16(x.at[FORM_INT16], x.width, x.rows), row,
                                                rows, out, stride);
             break;
         default:
-            kernels_.linear_float[weight.kind](weight, panel, panels, floats(i.in[FORM_FLOAT]), i.width, row, rows, out,
+            kernels_.linear_float[weight.kind](weight, panel, panels, floats(x.at[FORM_FLOAT]), x.width, row, rows, out,
                                                stride, buffer);
     }
 }
 
 // Heads and tiles are whole panels, so the product can go straight to its place.
 void Program::headwise_tile(const Instruction& i, const Tile& tile, int row, int rows, float* buffer) const {
-    const Panels& weight = i.weight->parts[tile.part];
+    const Panels& weight = i.factor.weight->parts[tile.part];
     const int head = tile.column / (i.out_width / i.heads);
     kernels_.linear_float[weight.kind](weight, tile.panel, tile.panels, floats(i.in[FORM_FLOAT]) + head * i.width,
                                        int64_t{i.heads} * i.width, row, rows,
                                        floats(i.out[FORM_FLOAT], row, i.out_width) + tile.column, i.out_width, buffer);
 }
 
-void Program::linear_tile(const Instruction& i, const Context& c, const Tile& tile, int row, int rows,
-                          float* buffer) const {
+void Program::linear_tile(const Factor& factor, const Place& x, const Tile& tile, int row, int rows,
+                          const LinearEnd& end, float* buffer) const {
     float* result = buffer + kFloatScratch;
-    product(i, c, tile.part, tile.panel, tile.panels, row, rows, result, kWide, buffer);
-    const float* bias = i.first.empty() ? nullptr : i.first.data() + tile.column;
+    product(factor, x, tile.part, tile.panel, tile.panels, row, rows, result, kWide, buffer);
+    const float* bias = end.bias == nullptr ? nullptr : end.bias + tile.column;
     for (int r = 0; r < rows; ++r) {
-        const float* residual = i.residual == kNone ? nullptr : floats(i.residual, row + r, i.out_width) + tile.column;
-        float* out = floats(i.out[FORM_FLOAT], row + r, i.out_width) + tile.column;
-        kernels_.finish(result + r * kWide, tile.columns, bias, i.scale, residual, out);
-        if (i.softcap > 0) kernels_.cap(out, tile.columns, i.softcap);
+        const float* residual =
+            end.residual == kNone ? nullptr : floats(end.residual, row + r, end.out_width) + tile.column;
+        float* out = floats(end.out, row + r, end.out_width) + tile.column;
+        kernels_.finish(result + r * kWide, tile.columns, bias, end.scale, residual, out);
+        if (end.softcap > 0) kernels_.cap(out, tile.columns, end.softcap);
     }
 }
 
 // Columns [column, column + columns) of the product, wherever parts and panels begin, to out[r * kWide].
-void Program::gather_columns(const Instruction& i, const Context& c, int column, int columns, int row, int rows,
+void Program::gather_columns(const Factor& factor, const Place& x, int column, int columns, int row, int rows,
                              float* out, float* buffer) const {
     float* result = buffer + kFloatScratch;
-    for (size_t part = 0; part < i.weight->parts.size(); ++part) {
-        const int first = i.weight->first[part];
+    const Weight& weight = *factor.weight;
+    for (size_t part = 0; part < weight.parts.size(); ++part) {
+        const int first = weight.first[part];
         const int from = std::max(column, first) - first;
-        const int end = std::min(column + columns, first + i.weight->parts[part].n_out) - first;
+        const int end = std::min(column + columns, first + weight.parts[part].n_out) - first;
         if (from >= end) continue;
         const int panel = from / kColumns;
         const int panels = count_blocks(end, kColumns) - panel;
         const bool aligned = from % kColumns == 0 && end - from == columns;
-        product(i, c, static_cast<int>(part), panel, panels, row, rows, aligned ? out : result, kWide, buffer);
+        product(factor, x, static_cast<int>(part), panel, panels, row, rows, aligned ? out : result, kWide, buffer);
         if (aligned) return;
         for (int r = 0; r < rows; ++r) {
             std::memcpy(out + r * kWide + (from + first - column), result + r * kWide + from % kColumns,
@@ -313,25 +321,26 @@ void Program::gather_columns(const Instruction& i, const Context& c, int column,
     }
 }
 
-void Program::gated_tile(const Instruction& i, const Context& c, int column, int row, int rows, float* buffer) const {
-    const int columns = std::min(kTileColumns, i.out_width - column);
+void Program::gated_tile(const Factor& factor, const Place& x, const Place& out, int column, int row, int rows,
+                         const float* bias, int activation, float limit, float* buffer) const {
+    const int columns = std::min(kTileColumns, out.width - column);
     float* gates = buffer + kFloatScratch + int64_t{kRowBlock} * kWide;
     float* ups = gates + int64_t{kRowBlock} * kWide;
-    gather_columns(i, c, column, columns, row, rows, gates, buffer);
-    gather_columns(i, c, i.out_width + column, columns, row, rows, ups, buffer);
-    const bool kept = i.out[FORM_FLOAT] != kNone;
-    const bool packed = i.out[FORM_INT8] != kNone;  // the width is then a multiple of 32: the tile is one group
-    const Act8 group = packed ? from_group(act8(i.out[FORM_INT8], i.out_width, c.rows), column / kCell) : Act8{};
-    GateTerms terms = {nullptr, nullptr, i.activation, i.limit};
-    if (!i.first.empty()) {
-        terms.gate_bias = i.first.data() + column;
-        terms.up_bias = terms.gate_bias + i.out_width;
+    gather_columns(factor, x, column, columns, row, rows, gates, buffer);
+    gather_columns(factor, x, out.width + column, columns, row, rows, ups, buffer);
+    const bool kept = out.at[FORM_FLOAT] != kNone;
+    const bool packed = out.at[FORM_INT8] != kNone;  // the width is then a multiple of 32: the tile is one group
+    const Act8 group = packed ? from_group(act8(out.at[FORM_INT8], out.width, out.rows), column / kCell) : Act8{};
+    GateTerms terms = {nullptr, nullptr, activation, limit};
+    if (bias != nullptr) {
+        terms.gate_bias = bias + column;
+        terms.up_bias = terms.gate_bias + out.width;
     }
     for (int r = 0; r < rows; ++r) {
         float* gated = gates + r * kWide;
-        float* out = kept ? floats(i.out[FORM_FLOAT], row + r, i.out_width) + column : gated;
-        kernels_.gate(gated, ups + r * kWide, terms, columns, out);
-        if (packed) kernels_.pack_int8(out, columns, group, row + r);
+        float* result = kept ? floats(out.at[FORM_FLOAT], row + r, out.width) + column : gated;
+        kernels_.gate(gated, ups + r * kWide, terms, columns, result);
+        if (packed) kernels_.pack_int8(result, columns, group, row + r);
     }
 }
 

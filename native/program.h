@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attend_plan.h"
+#include "experts.h"
 #include "kernels.h"
 #include "kv_cache.h"
 #include "pack.h"
@@ -14,6 +15,8 @@
 namespace octavo {
 
 constexpr int kRowBlock = 128;  // rows of a work item of a matrix product
+
+inline int count_blocks(int n, int size) { return (n + size - 1) / size; }
 
 enum class Op {
     Embed,
@@ -27,6 +30,7 @@ enum class Op {
     MatchRms,
     KeepTop,
     Pack,
+    Experts,
     Headwise,
     Linear,
     Gated,
@@ -49,6 +53,48 @@ struct Tile {
 };
 
 constexpr int64_t kNone = -1;
+
+// A weight as a product takes it.
+struct Factor {
+    std::shared_ptr<Weight> weight;
+    std::vector<int> forms;  // of each part
+    std::vector<Tile> tiles;
+};
+
+// An activation in the arena.
+struct Place {
+    const int64_t* at;  // offset of each form
+    int width;
+    int64_t rows;
+};
+
+// What follows x @ weight^T: scale * (. + bias) + residual, then the cap. Offsets as in Instruction.
+struct LinearEnd {
+    const float* bias;
+    float scale;
+    int64_t residual;
+    float softcap;
+    int64_t out;
+    int out_width;
+};
+
+// A mixture of experts: the two products of each, and where the rows of a pass are, one per pair of a row and an
+// expert.
+struct Mixture {
+    Router router{};
+    std::vector<float> correction;
+    std::vector<Factor> gate_up;
+    std::vector<Factor> down;
+    std::vector<float> gate_up_bias;
+    std::vector<float> down_bias;
+    int down_tiles = 0;  // of the expert with the most: parts may be cut differently
+    int inner = 0;
+    int pass_rows = 0;
+    int64_t logits = kNone;
+    int64_t given[FORM_COUNT] = {kNone, kNone, kNone};   // inputs
+    int64_t hidden[FORM_COUNT] = {kNone, kNone, kNone};  // gated products
+    int64_t results = kNone;
+};
 
 // A norm of heads with its weight, which is empty where there is none.
 struct OwnedNorm {
@@ -78,9 +124,8 @@ struct Instruction {
     int offset = 0;       // embed_positions: first row; mix: first coefficient
     int other_width = 0;  // mix: of the coefficients
     int heads = 1;        // headwise
-    std::shared_ptr<Weight> weight;
-    std::vector<int> forms;  // of each part of the weight
-    std::vector<Tile> tiles;
+    Factor factor;
+    std::shared_ptr<const Mixture> mixture;
     // Weight of a norm, bias of a product, inverse frequencies, parameters of activate, sinks.
     std::vector<float> first;
     std::vector<float> second;  // bias of a norm, slopes of attend
@@ -148,19 +193,36 @@ private:
     Act16 act16(int64_t offset, int width, int64_t rows) const;
 
     void step(const Instruction& i, const Context& c);
+    // row(out) makes row r, in its float form or in scratch where there is none; the integer forms are made of it while
+    // it is in the cache.
     template <class Row>
-    void each_row(const Instruction& i, const Context& c, const Row& row);
+    void make_row(const Place& place, int64_t r, int worker, const Row& row) const {
+        const bool kept = place.at[FORM_FLOAT] != kNone;
+        float* out = kept ? floats(place.at[FORM_FLOAT], r, place.width) : scratch(worker) + kFloatScratch;
+        row(out);
+        pack_row(place, out, r);
+    }
+    template <class Row>
+    void each_row(const Place& place, int worker, const Row& row) {
+        pool_->each(static_cast<int>(place.rows), worker,
+                    [&](int r, int) { make_row(place, r, worker, [&](float* out) { row(r, out); }); });
+    }
     void mix_row(const Instruction& i, int row, float* out) const;
-    void pack_row(const Instruction& i, const Context& c, const float* x, int64_t row) const;
+    void pack_row(const Place& place, const float* x, int64_t row) const;
     void embed_row(const Instruction& i, int32_t id, float* out, float* buffer) const;
     void rotary_row(const Instruction& i, int32_t position, float* out) const;
-    void product(const Instruction& i, const Context& c, int part, int panel, int panels, int row, int rows, float* out,
+    void product(const Factor& factor, const Place& x, int part, int panel, int panels, int row, int rows, float* out,
                  int64_t stride, float* buffer) const;
     void headwise_tile(const Instruction& i, const Tile& tile, int row, int rows, float* buffer) const;
-    void linear_tile(const Instruction& i, const Context& c, const Tile& tile, int row, int rows, float* buffer) const;
-    void gated_tile(const Instruction& i, const Context& c, int column, int row, int rows, float* buffer) const;
-    void gather_columns(const Instruction& i, const Context& c, int column, int columns, int row, int rows, float* out,
+    void linear_tile(const Factor& factor, const Place& x, const Tile& tile, int row, int rows, const LinearEnd& end,
+                     float* buffer) const;
+    // `bias` is that of all gate and up columns, or null.
+    void gated_tile(const Factor& factor, const Place& x, const Place& out, int column, int row, int rows,
+                    const float* bias, int activation, float limit, float* buffer) const;
+    void gather_columns(const Factor& factor, const Place& x, int column, int columns, int row, int rows, float* out,
                         float* buffer) const;
+    void mixture(const Instruction& i, const Context& c);
+    void mixture_pass(const Instruction& i, const Context& c, int first, int rows);
     void store_row(const Instruction& i, const Context& c, int row, float* buffer) const;
     void attend_item(const Instruction& i, const Context& c, int item, float* buffer) const;
 
@@ -172,6 +234,7 @@ private:
     Arena partials_;  // of contexts that several workers share
     int64_t scratch_floats_;
     std::vector<Instruction> instructions_;
+    Routes routes_;
     std::vector<HeadShape> attend_shapes_;  // as far as they differ in how a step is cut
 };
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.contract import AttentionShape, BatchArrays, Drawn, HeadNorm, Sampling, Stored
+from octavo.ops.contract import AttentionShape, BatchArrays, Drawn, HeadNorm, Router, Sampling, Stored
 
 def missing_features() -> str:
     """Names of the instruction sets the kernels need and this CPU lacks; "" when it has all."""
@@ -118,6 +118,29 @@ class Program:
         activation: int,
         limit: float,
     ) -> None: ...
+    def moe(
+        self,
+        in_: int,
+        logits: int,
+        given: Sequence[int],
+        hidden: Sequence[int],
+        results: int,
+        out: Sequence[int],
+        residual: int,
+        pass_rows: int,
+        gate_up: Sequence[Weight],
+        gate_up_forms: Sequence[Sequence[int]],
+        down: Sequence[Weight],
+        down_forms: Sequence[Sequence[int]],
+        router: Router,
+        correction: npt.NDArray[np.float32] | None,
+        gate_up_bias: npt.NDArray[np.float32] | None,
+        down_bias: npt.NDArray[np.float32] | None,
+        activation: int,
+        limit: float,
+    ) -> None:
+        """`given`, `hidden` and `results`: room for `top_k` rows for each of `pass_rows` rows."""
+
     def store_kv(
         self,
         qkv: int,

@@ -6,12 +6,12 @@ All checks are vectorised; they run each step, and cost less than 0.1 ms for a f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.contract import I32, BatchArrays, BatchLimits, KVSpec, Sampling, Stored
+from octavo.ops.contract import I32, BatchArrays, BatchLimits, KVSpec, Router, Sampling, Scoring, Stored
 
 Values = npt.NDArray[Any]
 
@@ -99,6 +99,21 @@ def check_parts(parts: list[Stored]) -> None:
             raise ValueError(f"weight: parts of unequal width: {part.n_in} and {parts[0].n_in}")
         if part.data.ndim != 2 or part.data.shape[0] != part.n_out:
             raise ValueError(f"weight: data is {list(part.data.shape)}, wanted [{part.n_out}, bytes per row]")
+
+
+def check_router(router: Router, experts: int) -> None:
+    """`router` can choose among `experts` experts."""
+    if router.scoring not in get_args(Scoring):
+        raise ValueError(f"moe: unknown scoring {router.scoring!r}; there are {', '.join(get_args(Scoring))}")
+    if router.group_score not in ("max", "top2"):
+        raise ValueError(f'moe: unknown group_score {router.group_score!r}; there are "max" and "top2"')
+    if not 1 <= router.groups <= experts or experts % router.groups or not 1 <= router.top_groups <= router.groups:
+        raise ValueError(f"moe: {experts} experts do not make {router.top_groups} of {router.groups} groups")
+    if not 1 <= router.top_k <= experts // router.groups * (router.top_groups if router.groups > 1 else 1):
+        raise ValueError(
+            f"moe: top_k {router.top_k} of {experts} experts, of which {router.top_groups} of {router.groups} groups "
+            "are looked at"
+        )
 
 
 def check_cache(spec: KVSpec) -> None:

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from octavo.ops.check import check_batch, check_cache, check_copies, check_ids, check_parts, check_sampling
+from octavo.ops.check import (
+    check_batch,
+    check_cache,
+    check_copies,
+    check_ids,
+    check_parts,
+    check_router,
+    check_sampling,
+)
 from octavo.ops.contract import (
     F32,
     I32,
@@ -217,6 +225,7 @@ class ReferenceOps:
         limit: float = 0.0,
         residual: Any = None,
     ) -> F32:
+        check_router(router, len(gate_up))
         out = np.zeros((len(x), down[0].n_out), np.float32)
         for row, (experts, weights) in enumerate(_route(line, router, correction) for line in logits):
             for expert, weight in zip(experts, weights, strict=True):
@@ -406,7 +415,8 @@ def _sparsemixer(logits: F32, router: Router) -> tuple[list[int], list[np.float3
     for _ in range(router.top_k):
         expert = int(np.argmax(left))
         largest = left[expert]
-        near = (largest - logits) / np.maximum(np.abs(logits), largest) <= np.float32(2 * router.jitter)
+        # Written so that the largest is near itself when it is 0.
+        near = ~((largest - logits) / np.maximum(np.abs(logits), largest) > np.float32(2 * router.jitter))
         experts.append(expert)
         weights.append(_softmax(np.where(near, left, -np.inf).astype(np.float32))[expert])
         left[expert] = -np.inf

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.ops.contract import AttentionShape, HeadNorm, Rope
+from octavo.ops.contract import AttentionShape, HeadNorm, Rope, Router
 from tests.ops.harness import UNIT
 
 Pair = tuple[Any, Any]
@@ -83,6 +83,77 @@ def gate(gate: Pair, up: Pair, name: str, limit: float = 0.0) -> Pair:
     value_bound = bound + steepest * g_bound
     bound = value_bound * (np.abs(u) + u_bound) + np.abs(value) * (u_bound + 2 * UNIT * np.abs(u))
     return value * u, bound
+
+
+def route(logits: Any, router: Router, correction: Any = None) -> tuple[list[int], Any]:
+    """Experts of one row in router order, and their weights."""
+    logits = logits.astype(np.float64)
+    if router.scoring == "sparsemixer":
+        left, experts, weights = dict(enumerate(logits)), [], []
+        for _ in range(router.top_k):
+            m = max(left.values())
+            expert = min(e for e, value in left.items() if value == m)
+            near = [v for v in left.values() if v == m or (m - v) / max(abs(v), m) <= 2 * router.jitter]
+            experts.append(expert)
+            weights.append(1 / sum(math.exp(v - m) for v in near))
+            del left[expert]
+        return experts, np.array(weights)
+    scores = 1 / (1 + np.exp(-logits)) if router.scoring == "sigmoid" else np.exp(logits) / np.exp(logits).sum()
+    choice = scores if correction is None else scores + correction
+    size = len(logits) // router.groups
+    groups = [sorted(choice[g * size : (g + 1) * size])[::-1] for g in range(router.groups)]
+    best = [group[0] if router.group_score == "max" or size == 1 else group[0] + group[1] for group in groups]
+    kept = sorted(range(router.groups), key=lambda g: (-best[g], g))[: router.top_groups]
+    left_over = [e for e in range(len(logits)) if router.groups == 1 or e // size in kept]
+    experts = sorted(left_over, key=lambda e: (-choice[e], e))[: router.top_k]
+    weights = scores[experts]
+    if router.renormalize:
+        weights = weights / max(weights.sum() + router.eps, router.floor)
+    return experts, weights * router.scale
+
+
+def moe(
+    x: Any,
+    logits: Any,
+    gate_up: Any,
+    down: Any,
+    router: Router,
+    name: str,
+    correction: Any = None,
+    gate_up_bias: Any = None,
+    down_bias: Any = None,
+    limit: float = 0.0,
+) -> Pair:
+    """`gate_up` [E, 2I, D] and `down` [E, D, I] as matrices, biases [E, ...] or None."""
+    value, bound = (np.zeros((len(x), down.shape[1])) for _ in range(2))
+    for r, row in enumerate(x.astype(np.float64)[:, None]):
+        experts, weights = route(logits[r], router, correction)
+        # A score is an exponential of a rounded difference over a sum of E terms; a share of one, over one sum more.
+        off = (len(down) + router.top_k + 2 * np.abs(logits[r]).max() + 24) * UNIT
+        for e, weight in zip(experts, weights, strict=True):
+            given = (row * weight, np.abs(row * weight) * (off + UNIT)) if router.weigh_input else (row, 0 * row)
+            both = add(product(given, gate_up[e]), None if gate_up_bias is None else gate_up_bias[e])
+            half = both[0].shape[1] // 2
+            hidden = gate((both[0][:, :half], both[1][:, :half]), (both[0][:, half:], both[1][:, half:]), name, limit)
+            y, y_bound = add(product(hidden, down[e]), None if down_bias is None else down_bias[e])
+            share = 1.0 if router.weigh_input else weight
+            value[r] += share * y[0]
+            bound[r] += abs(share) * (y_bound[0] + (off + (router.top_k + 1) * UNIT) * np.abs(y[0]))
+    return value, bound
+
+
+def product(x: Pair, w: Any) -> Pair:
+    """`linear` of what is itself not exact."""
+    value, bound = linear(x[0], w)
+    return value, bound * (1 + UNIT) + x[1] @ np.abs(w.astype(np.float64)).T * (1 + (w.shape[1] + 4) * UNIT)
+
+
+def add(x: Pair, y: Any) -> Pair:
+    """`x` plus an exact vector, where there is one."""
+    if y is None:
+        return x
+    value = x[0] + y.astype(np.float64)
+    return value, x[1] + UNIT * (np.abs(value) + x[1])
 
 
 def turn(pair: Pair, positions: Any, rope: Rope) -> Pair:

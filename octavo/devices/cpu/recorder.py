@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from octavo.ops.contract import F32, Activation, AttentionShape, HeadNorm, KVSpec, Rope
+from octavo.ops.check import check_router
+from octavo.ops.contract import F32, Activation, AttentionShape, HeadNorm, KVSpec, Rope, Router
 
 Activations = Literal["float32", "int16", "int8"]
 
@@ -28,6 +29,9 @@ GROUP = 32
 
 PANEL = 8
 """Rows of a weight that are packed together."""
+
+EXPERT_ROWS = 512
+"""Rows that go through a mixture of experts at a time: bounds the room for the inputs and results of all experts."""
 
 ALIGNMENT = 64
 
@@ -206,6 +210,75 @@ class Recorder:
         )
         return out
 
+    def moe(
+        self,
+        x: Any,
+        logits: Any,
+        gate_up: tuple[Any, ...],
+        down: tuple[Any, ...],
+        router: Router,
+        activation: Activation,
+        *,
+        correction: Any = None,
+        gate_up_bias: Any = None,
+        down_bias: Any = None,
+        limit: float = 0.0,
+        residual: Any = None,
+    ) -> CpuArray:
+        check_router(router, len(gate_up))
+        number = _activation("moe", activation, ("xielu",))
+        experts, inner, width = len(gate_up), down[0].n_in, down[0].n_out
+        _same_width("moe: logits", logits.width, experts)
+        if len(down) != experts:
+            raise ValueError(f"moe: {experts} experts have {len(down)} down projections")
+        for first, second in zip(gate_up, down, strict=True):
+            if (first.n_out, first.n_in, second.n_out, second.n_in) != (2 * inner, x.width, width, inner):
+                raise ValueError(
+                    f"moe: an expert of [{first.n_out}, {first.n_in}] and [{second.n_out}, {second.n_in}]; wanted "
+                    f"[{2 * inner}, {x.width}] and [{width}, {inner}]"
+                )
+        for name, vector, size in (
+            ("correction", correction, experts),
+            ("gate_up_bias", gate_up_bias, experts * 2 * inner),
+            ("down_bias", down_bias, experts * width),
+        ):
+            if vector is not None:
+                _same_width(f"moe: {name}", vector.size, size)
+        added = self._residual("moe", residual, width)
+        source, scores = self._read(x.floats), self._read(logits.floats)
+        passed = min(self.rows, EXPERT_ROWS)
+        pairs = passed * router.top_k
+        gate_forms, down_forms = ([w.forms(self.activations, False) for w in each] for each in (gate_up, down))
+        given = self._rooms({form for forms in gate_forms for form in forms}, x.width, pairs)
+        wanted = {form for forms in down_forms for form in forms}
+        # The scale of int16 needs the whole row, which is then kept.
+        hidden = self._rooms(wanted | {FLOAT} if INT16 in wanted else wanted, inner, pairs)
+        results = self._buffer(FLOAT, width, pairs)
+        out = self._array(width, makes=(INT8, INT16))
+        self._add(
+            lambda program, at: program.moe(
+                at(source),
+                at(scores),
+                [at(b) for b in given],
+                [at(b) for b in hidden],
+                at(results),
+                [at(b) for b in out.wanted()],
+                at(added),
+                passed,
+                [w.packed for w in gate_up],
+                gate_forms,
+                [w.packed for w in down],
+                down_forms,
+                router,
+                correction,
+                gate_up_bias,
+                down_bias,
+                number,
+                limit,
+            )
+        )
+        return out
+
     def headwise(self, x: Any, weight: Any, heads: int) -> CpuArray:
         _same_width("headwise: input", x.width, heads * weight.n_in)
         if weight.n_out % heads or weight.n_out // heads % PANEL or weight.n_in % GROUP:
@@ -361,6 +434,10 @@ class Recorder:
 
     def _array(self, width: int, makes: tuple[int, ...] = ()) -> CpuArray:
         return CpuArray([self._buffer(FLOAT, width, self.rows), None, None], width, makes)
+
+    def _rooms(self, forms: set[int], width: int, rows: int) -> list[Buffer | None]:
+        """A buffer for each of `forms`, of the instruction about to be added alone."""
+        return [self._buffer(form, width, rows) if form in forms else None for form in (FLOAT, INT8, INT16)]
 
     def _add(self, emit: Emit) -> None:
         self._emits.append(emit)

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.ops.check import check_batch, check_cache, check_copies, check_ids, check_parts, check_sampling
+from octavo.ops.check import (
+    check_batch,
+    check_cache,
+    check_copies,
+    check_ids,
+    check_parts,
+    check_router,
+    check_sampling,
+)
 from octavo.ops.contract import (
     F32,
     I32,
@@ -25,6 +33,7 @@ from octavo.ops.contract import (
     HeadNorm,
     KVSpec,
     Rope,
+    Router,
     Sampling,
     Stored,
 )
@@ -190,6 +199,35 @@ class TorchOps:
             return gate * torch.sigmoid(1.702 * gate) * (up + 1)
         return _activate(gate, activation) * up
 
+    def moe(
+        self,
+        x: Any,
+        logits: Any,
+        gate_up: tuple[Any, ...],
+        down: tuple[Any, ...],
+        router: Router,
+        activation: Activation,
+        *,
+        correction: Any = None,
+        gate_up_bias: Any = None,
+        down_bias: Any = None,
+        limit: float = 0.0,
+        residual: Any = None,
+    ) -> Tensor:
+        check_router(router, len(gate_up))
+        chosen, weights = _route(logits, router, correction)
+        first, second = (None if b is None else b.view(len(down), -1) for b in (gate_up_bias, down_bias))
+        results = x.new_zeros(*chosen.shape, down[0].n_out)
+        for e in torch.unique(chosen).tolist():
+            rows, places = torch.where(chosen == e)
+            share = weights[rows, places, None]
+            given = x[rows] * share if router.weigh_input else x[rows]
+            hidden = self.gated(given, gate_up[e], activation, None if first is None else first[e], limit)
+            y = self.linear(hidden, down[e], None if second is None else second[e])
+            results[rows, places] = y if router.weigh_input else y * share
+        out = results.sum(dim=1)
+        return _tensor(out if residual is None else out + residual)
+
     def headwise(self, x: Any, weight: Any, heads: int) -> Tensor:
         blocks = weight.rows.view(heads, -1, weight.n_in)
         return torch.einsum("thk,hnk->thn", x.view(len(x), heads, -1), blocks).flatten(1)
@@ -308,6 +346,37 @@ def _activate(x: Tensor, activation: Activation, parameters: Any = None) -> Tens
         p, n, beta, eps = parameters
         return _tensor(torch.where(x > 0, p * x * x, n * (torch.expm1(torch.minimum(x, eps)) - x)) + beta * x)
     raise ValueError(f"unknown activation {activation!r}; there are {', '.join(get_args(Activation))}")
+
+
+def _route(logits: Tensor, router: Router, correction: Any) -> tuple[Tensor, Tensor]:
+    """[rows, top_k] experts in router order, and their weights."""
+    if router.scoring == "sparsemixer":
+        return _sparsemixer(logits, router)
+    scores = torch.softmax(logits, dim=1) if router.scoring == "softmax" else torch.sigmoid(logits)
+    choice = scores if correction is None else scores + correction
+    if router.groups > 1:
+        grouped = choice.view(len(choice), router.groups, -1)
+        ranked = grouped.sort(dim=2, descending=True).values
+        best = ranked[:, :, 0] if router.group_score == "max" else ranked[:, :, 0] + ranked[:, :, 1]
+        kept = torch.zeros_like(best, dtype=torch.bool)
+        kept.scatter_(1, best.sort(dim=1, descending=True, stable=True).indices[:, : router.top_groups], True)
+        choice = grouped.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
+    chosen = choice.sort(dim=1, descending=True, stable=True).indices[:, : router.top_k]
+    weights = scores.gather(1, chosen)
+    if router.renormalize:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + router.eps).clamp(min=router.floor)
+    return chosen, weights * router.scale
+
+
+def _sparsemixer(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    left, chosen, weights = logits.clone(), [], []
+    for _ in range(router.top_k):
+        largest, expert = left.max(dim=1, keepdim=True)
+        far = (largest - logits) / torch.maximum(logits.abs(), largest) > 2 * router.jitter
+        chosen.append(expert)
+        weights.append(torch.softmax(left.masked_fill(far, -torch.inf), dim=1).gather(1, expert))
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.cat(chosen, dim=1), torch.cat(weights, dim=1)
 
 
 def _rotate(x: Tensor, rotary: Tensor) -> Tensor:

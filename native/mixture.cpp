@@ -1,0 +1,87 @@
+// A mixture of experts as phases of a step: route, group by expert, hand rows out, the two products of every expert
+// that has rows, and the sums of each row's results. Every phase but the grouping is shared by all workers.
+#include <algorithm>
+#include <cstring>
+
+#include "program.h"
+
+namespace octavo {
+
+// Many rows go through in passes, which bounds the memory for pairs. What a row computes does not depend on it.
+void Program::mixture(const Instruction& i, const Context& c) {
+    const int passes = count_blocks(c.rows, i.mixture->pass_rows);
+    for (int pass = 0; pass < passes; ++pass) {
+        const int first = static_cast<int>(int64_t{c.rows} * pass / passes);
+        const int end = static_cast<int>(int64_t{c.rows} * (pass + 1) / passes);
+        mixture_pass(i, c, first, end - first);
+    }
+}
+
+void Program::mixture_pass(const Instruction& i, const Context& c, int first, int rows) {
+    const Mixture& m = *i.mixture;
+    const int worker = c.worker;
+    const Router& router = m.router;
+    const int top_k = router.top_k;
+    const int pairs = rows * top_k;
+    float* buffer = scratch(worker);
+
+    pool_->each(rows, worker, [&](int r, int) {
+        route(kernels_, router, floats(m.logits, first + r, router.experts),
+              m.correction.empty() ? nullptr : m.correction.data(), buffer, routes_.chosen.data() + r * top_k,
+              routes_.weights.data() + r * top_k);
+    });
+    pool_->each(1, worker, [&](int, int) { routes_.group(pairs, router.experts, kRowBlock); });
+
+    const Place given = {m.given, i.width, pairs};
+    each_row(given, worker, [&](int p, float* out) {
+        const int pair = routes_.order[p];
+        const float* x = floats(i.in[FORM_FLOAT], first + pair / top_k, i.width);
+        if (router.weigh_input) {
+            kernels_.finish(x, i.width, nullptr, routes_.weights[pair], nullptr, out);
+        } else {
+            std::memcpy(out, x, sizeof(float) * i.width);
+        }
+    });
+
+    const int tasks = static_cast<int>(routes_.tasks.size());
+    const Place hidden = {m.hidden, m.inner, pairs};
+    const int gated_tiles = count_blocks(m.inner, kTileColumns);
+    pool_->each(tasks * gated_tiles, worker, [&](int item, int) {
+        const ExpertTask& task = routes_.tasks[item / gated_tiles];
+        const float* bias =
+            m.gate_up_bias.empty() ? nullptr : m.gate_up_bias.data() + int64_t{2} * m.inner * task.expert;
+        gated_tile(m.gate_up[task.expert], given, hidden, item % gated_tiles * kTileColumns, task.first, task.count,
+                   bias, i.activation, i.limit, buffer);
+    });
+
+    // The scale of int16 needs the whole row, which no tile has.
+    if (m.hidden[FORM_INT16] != kNone) {
+        const int64_t at[FORM_COUNT] = {kNone, kNone, m.hidden[FORM_INT16]};
+        pool_->each(pairs, worker,
+                    [&](int p, int) { pack_row({at, m.inner, pairs}, floats(m.hidden[FORM_FLOAT], p, m.inner), p); });
+    }
+
+    pool_->each(tasks * m.down_tiles, worker, [&](int item, int) {
+        const ExpertTask& task = routes_.tasks[item / m.down_tiles];
+        const Factor& factor = m.down[task.expert];
+        if (item % m.down_tiles >= static_cast<int>(factor.tiles.size())) return;
+        const float* bias = m.down_bias.empty() ? nullptr : m.down_bias.data() + int64_t{i.out_width} * task.expert;
+        linear_tile(factor, hidden, factor.tiles[item % m.down_tiles], task.first, task.count,
+                    {bias, 1, kNone, 0, m.results, i.out_width}, buffer);
+    });
+
+    const Place out_place = {i.out, i.out_width, c.rows};
+    pool_->each(rows, worker, [&](int r, int) {
+        make_row(out_place, first + r, worker, [&](float* out) {
+            std::memset(out, 0, sizeof(float) * i.out_width);
+            for (int pair = r * top_k; pair < (r + 1) * top_k; ++pair) {
+                const float weight = router.weigh_input ? 1.0f : routes_.weights[pair];
+                kernels_.add_scaled(floats(m.results, routes_.place[pair], i.out_width), weight, i.out_width, out);
+            }
+            const float* residual = maybe(i.residual, first + r, i.out_width);
+            if (residual != nullptr) kernels_.finish(out, i.out_width, nullptr, 1, residual, out);
+        });
+    });
+}
+
+}  // namespace octavo
