@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-enum Kind : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, KIND_COUNT };
+enum Kind : int { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, Q4_K, Q5_K, Q6_K, KIND_COUNT };
 
 constexpr int kColumns = 8;       // columns of a panel
 constexpr int kCell = 32;         // K elements of a cell
@@ -37,6 +37,7 @@ constexpr KindInfo kKinds[KIND_COUNT] = {
     {"Q5_0", 32, 22, 0, 1, 16 + 128 + 32},     // d | N4 B1
     {"Q5_1", 32, 24, 0, 1, 32 + 128 + 32},     // d m | N4 B1
     {"Q8_0", 32, 34, 0, 1, 16 + 256},          // d | B8
+    {"MXFP4", 32, 17, 0, 1, 8 + 128},          // e | N4
     {"Q4_K", 256, 144, 32, 8, 16 + 128},       // head d dmin; sc mn | N4
     {"Q5_K", 256, 176, 32, 8, 16 + 128 + 32},  // head d dmin; sc mn | N4 B1
     {"Q6_K", 256, 210, 16, 8, 16 + 128 + 64},  // head d; sc of either half | N4 B2

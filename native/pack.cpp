@@ -102,6 +102,10 @@ void read_block(int kind, const uint8_t* p, Block& out) {
         case Q8_0:
             std::memcpy(out.q, p + 2, 32);
             break;
+        case MXFP4:
+            out.d = p[0];
+            split_nibbles(p + 1, out.q);
+            break;
         case Q4_K:
         case Q5_K:
             read_k_block(p, kind == Q5_K, out);
@@ -137,6 +141,11 @@ void put_block(int kind, const Block& block, int column, uint8_t* unit) {
             cell[8 + column] = kind == Q6_K ? block.scale[2 * c + 1] : block.minimum[c];
             put_quads(block.q + c * kCell, kind, column, cell + 16);
         }
+        return;
+    }
+    if (kind == MXFP4) {
+        unit[column] = static_cast<uint8_t>(block.d);
+        put_quads(block.q, kind, column, unit + 8);
         return;
     }
     put_half(unit, column, block.d);

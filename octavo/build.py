@@ -188,7 +188,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
     with _open(path) as checkpoint:
         architecture = find(checkpoint.config)
         name, model_config = architecture.name, architecture.config(checkpoint.config)
-        kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) == 2)
+        kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) >= 2)
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
         check_quantization(config.quantization, method, kinds)
         activation_type, why = activations(config, kinds)

@@ -14,7 +14,7 @@ KV_SHARE = 0.25
 """Part of the free memory that the KV cache may take when the user names no size."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2}
-QUANTIZED_4_TO_6 = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
+QUANTIZED_4_TO_6 = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ def check_quantization(asked: str | None, checkpoint_says: str | None, kinds: fr
     `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices.
     Raises ConfigError with the ways out.
     """
-    if checkpoint_says is not None:
+    if checkpoint_says not in (None, "mxfp4"):
         raise ConfigError(
             f"the checkpoint is quantized with {checkpoint_says!r}, which this version cannot run yet; use the "
             "unquantized model or a GGUF file of it"
         )
-    found = "gguf" if any(k[0] == "Q" for k in kinds) else None
+    found = checkpoint_says or ("gguf" if any(k[0] == "Q" or k == "MXFP4" for k in kinds) else None)
     if asked is None or asked == found:
         return
     if found is None:

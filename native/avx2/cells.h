@@ -18,12 +18,18 @@ constexpr bool has_minimum(int kind) {
     return kind == octavo::Q4_1 || kind == octavo::Q5_1 || kind == octavo::Q4_K || kind == octavo::Q5_K;
 }
 constexpr int zero_point(int kind) {
-    return kind == octavo::Q4_0 ? 8 : kind == octavo::Q5_0 ? 16 : kind == octavo::Q6_K ? 32 : 0;
+    return kind == octavo::Q4_0    ? 8
+           : kind == octavo::MXFP4 ? 12
+           : kind == octavo::Q5_0  ? 16
+           : kind == octavo::Q6_K  ? 32
+                                   : 0;
 }
 constexpr int extra_bits(int kind) {
     return kind == octavo::Q6_K ? 2 : kind == octavo::Q5_0 || kind == octavo::Q5_1 || kind == octavo::Q5_K ? 1 : 0;
 }
-constexpr int planes_offset(int kind) { return kind == octavo::Q4_1 || kind == octavo::Q5_1 ? 32 : 16; }
+constexpr int planes_offset(int kind) {
+    return kind == octavo::Q4_1 || kind == octavo::Q5_1 ? 32 : kind == octavo::MXFP4 ? 8 : 16;
+}
 
 // Where a cell and the head of its unit are.
 struct CellPlace {
@@ -64,9 +70,19 @@ inline __m256i load_bytes_s(const uint8_t* p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
+// 2^(e - 128) of eight bytes e. The two smallest are denormal.
+inline __m256 half_powers(const uint8_t* p) {
+    const __m256i e = load_bytes_u(p);
+    const __m256i one = _mm256_set1_epi32(1);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+    const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
+}
+
 // Scale of the eight columns of a cell. Q6_K has one per half of the cell.
 template <int KIND>
 inline __m256 scale_of(CellPlace at, int half = 0) {
+    if constexpr (KIND == octavo::MXFP4) return half_powers(at.cell);
     const __m256 d = load_halves(at.head);
     if constexpr (KIND == octavo::Q6_K) return _mm256_mul_ps(d, _mm256_cvtepi32_ps(load_bytes_s(at.cell + 8 * half)));
     if constexpr (is_k_kind(KIND)) return _mm256_mul_ps(d, _mm256_cvtepi32_ps(load_bytes_u(at.cell)));
@@ -81,7 +97,7 @@ inline __m256 minimum_of(CellPlace at) {
     return _mm256_xor_ps(product, _mm256_set1_ps(-0.0f));
 }
 
-// Quad `index` of a cell as unsigned bytes [column][k in quad].
+// Quad `index` of a cell as unsigned bytes [column][k in quad], from which the zero point is not yet taken.
 template <int KIND>
 inline __m256i quad_of(const uint8_t* cell, int index) {
     const uint8_t* planes = cell + planes_offset(KIND);
@@ -89,6 +105,10 @@ inline __m256i quad_of(const uint8_t* cell, int index) {
     __m256i q = load(index % 4 * 32);
     if (index >= 4) q = _mm256_srli_epi16(q, 4);
     q = _mm256_and_si256(q, _mm256_set1_epi8(15));
+    if constexpr (KIND == octavo::MXFP4) {  // codes of floats: twice their values, plus 12
+        const __m128i values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+        q = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), q);
+    }
     if constexpr (extra_bits(KIND) == 1) {
         const __m256i bits = load(128);
         const __m256i moved = index < 4 ? _mm256_slli_epi16(bits, 4 - index) : _mm256_srli_epi16(bits, index - 4);

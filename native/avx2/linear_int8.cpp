@@ -1,6 +1,7 @@
 // Products of 4 to 6-bit weights with int8 activations in groups of 32. The dot product of a cell is an exact integer,
-// added up in int16 as long as it cannot overflow (15 * 127 * 2 * 8 < 2^15 for 4 bits), so only the float epilogue,
-// one fma chain per (row, column) in ascending k, has an order; it is the same in both tilings below.
+// added up in int16 as long as it cannot overflow (15 * 127 * 2 * 8 < 2^15 for 4 bits, 31 * 127 * 2 * 4 for 5), so only
+// the float epilogue, one fma chain per (row, column) in ascending k, has an order; it is the same in both tilings
+// below.
 #include "../kernels.h"
 #include "cells.h"
 
@@ -57,7 +58,7 @@ inline __m256i dot(const __m256i (&w)[8], const int8_t* a, const int32_t* halves
         sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s45, high));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s67, high));
-    } else if constexpr (extra_bits(KIND) == 1) {
+    } else if constexpr (extra_bits(KIND) == 1 || KIND == MXFP4) {
         sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s01, s23), ones),
                                _mm256_madd_epi16(_mm256_add_epi16(s45, s67), ones));
     } else {
@@ -163,6 +164,7 @@ void octavo::fill_linear_int8_avx2(Kernels& table) {
     table.linear_int8[Q4_1] = linear<Q4_1>;
     table.linear_int8[Q5_0] = linear<Q5_0>;
     table.linear_int8[Q5_1] = linear<Q5_1>;
+    table.linear_int8[MXFP4] = linear<MXFP4>;
     table.linear_int8[Q4_K] = linear<Q4_K>;
     table.linear_int8[Q5_K] = linear<Q5_K>;
     table.linear_int8[Q6_K] = linear<Q6_K>;

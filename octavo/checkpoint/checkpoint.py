@@ -14,7 +14,7 @@ import numpy.typing as npt
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import KINDS, dense, row_bytes
+from octavo.quant import KINDS, dense, mxfp4, row_bytes
 
 Style = Literal["hf", "gguf"]
 Number = TypeVar("Number", bound=np.generic)
@@ -61,18 +61,19 @@ class Checkpoint:
 
     def bytes_of(self, name: str) -> int:
         """Bytes that a tensor takes in its file."""
-        return self._tensor(name).data.nbytes
+        return self._tensor(name).bytes
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.data.nbytes for tensor in self._tensors.values())
+        return sum(tensor.bytes for tensor in self._tensors.values())
 
     def stored(self, name: str, index: int | None = None) -> Stored:
         """A matrix [n_out, n_in] in its format: a read-only view of the file, not necessarily aligned. `index`: which
         matrix of a stack [count, n_out, n_in]. Without it, all dimensions but the last are rows.
 
-        Only where a GGUF file has the rows of q and k in another order are they copied, into Hugging Face order.
+        Bytes are copied only where a GGUF file has the rows of q and k in another order (into Hugging Face order), and
+        where the parts of its blocks lie apart in the file.
         Raises CheckpointError when the tensor is absent, a vector, or of a type that is no weight format.
         """
         tensor = self._readable(name)
@@ -125,9 +126,13 @@ class Checkpoint:
 
 def _entry(tensor: Tensor, index: int | None) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     """Bytes and shape of a tensor, or of one entry of a stack."""
-    if index is None:
-        return tensor.data, tensor.shape
-    return tensor.data.reshape(tensor.shape[0], -1)[index], tensor.shape[1:]
+    data, scales, shape = tensor.data, tensor.scales, tensor.shape
+    if index is not None:
+        data, shape = data.reshape(shape[0], -1)[index], shape[1:]
+    if scales is not None:
+        scales = scales if index is None else scales.reshape(tensor.shape[0], -1)[index]
+        data = mxfp4.blocks_of(data.reshape(-1, 16), scales).reshape(-1)
+    return data, shape
 
 
 def _unpaired(rows: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:

@@ -28,6 +28,13 @@ class Tensor(NamedTuple):
     file: Path
     paired_heads: int = 0
     """When > 0, the rows of each of that many heads lie as pairs (0, d/2, 1, d/2 + 1, …)."""
+    scales: U8 | None = None
+    """Of MXFP4 whose codes and scales are tensors of their own in the file: the scales, flat; `data` is the codes."""
+
+    @property
+    def bytes(self) -> int:
+        """That it takes in its file."""
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
 def map_file(path: Path) -> U8:

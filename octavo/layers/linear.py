@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -66,17 +66,17 @@ class Leaf(Layer):
         """Its tensors. Those with the same prefix of `part` and the same ending may come as one, stacked in order."""
         raise NotImplementedError
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
-        """Take the tensors, in the order of `needs` (optional ones only where the checkpoint has them). `style` is the
-        checkpoint's: "hf" or "gguf"."""
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
+        """Take the tensors, in the order of `needs` (optional ones only where the checkpoint has them); each is read
+        when it is asked for. `style` is the checkpoint's: "hf" or "gguf"."""
         raise NotImplementedError
 
 
-def matrices(values: Sequence[tuple[Need, Value]]) -> list[Stored]:
+def matrices(values: Iterable[tuple[Need, Value]]) -> list[Stored]:
     return [cast(Stored, value) for need, value in values if need.matrix]
 
 
-def vectors(values: Sequence[tuple[Need, Value]]) -> list[F32]:
+def vectors(values: Iterable[tuple[Need, Value]]) -> list[F32]:
     return [cast(F32, value) for need, value in values if not need.matrix]
 
 
@@ -122,9 +122,10 @@ class Linear(Leaf):
             ]
         return rows
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
-        self.weight = device.weight(matrices(values))
-        biases = vectors(values)
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
+        read = list(values)
+        self.weight = device.weight(matrices(read))
+        biases = vectors(read)
         if biases and not self.silent:
             self.bias = device.vector(np.concatenate(biases))
 
@@ -160,7 +161,7 @@ class Headwise(Leaf):
     def needs(self) -> list[Need]:
         return [Need("", ".weight", (self.heads * self.n, self.n_in), cuts=(self.rows, None))]
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
         self.weight = device.weight(matrices(values))
 
     def __call__(self, ops: Ops, x: Array) -> Array:
@@ -180,7 +181,7 @@ class Embedding(Leaf):
     def needs(self) -> list[Need]:
         return [Need("", ".weight", (self.vocab, self.width))]
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
         self.weight = device.weight(matrices(values))
 
     def __call__(self, ops: Ops, batch: Any) -> Array:
@@ -214,5 +215,5 @@ class Values(Leaf):
     def needs(self) -> list[Need]:
         return [Need("", "", self.shape, matrix=False, cuts=(self.cut, None))]
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
         self.weight = device.vector(vectors(values)[0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 import numpy as np
 
 from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, matrices, vectors
 from octavo.layers.mlp import GatedMLP
-from octavo.ops.contract import Activation, Array, Device, Ops, Router, Vector, Weight
+from octavo.ops.contract import F32, Activation, Array, Device, Ops, Router, Vector, Weight
 from octavo.parallel.rank import Cut, Rank
 
 
@@ -44,12 +45,17 @@ class Experts(Leaf):
             rows += [Need(name, ".bias", (n,), False, cuts=(self.rows, None)) for name, n in names]
         return rows
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
-        stored = matrices(values)
-        each = len(stored) // self.count
-        self.weights = tuple(device.weight(stored[e * each : (e + 1) * each]) for e in range(self.count))
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
+        weights: list[Weight] = []
+        biases: list[F32] = []
+        for (matrix, _), expert in groupby(values, lambda v: (v[0].matrix, v[0].part.partition(".")[0])):
+            if matrix:  # packed before the next one is read
+                weights.append(device.weight(matrices(expert)))
+            else:
+                biases += vectors(expert)
+        self.weights = tuple(weights)
         if self.biased and not self.silent:
-            self.bias = device.vector(np.concatenate(vectors(values)))
+            self.bias = device.vector(np.concatenate(biases))
 
 
 class MoE(Layer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -58,7 +58,7 @@ class Norm(Leaf):
             rows.append(Need("", ".bias", self.shape, False, self.biased is None, self.cuts))
         return rows
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
         weight, *bias = vectors(values) or [np.ones(self.width, np.float32)]
         if self.plus_one and style == "hf":
             weight = weight + np.float32(1)

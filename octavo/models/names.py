@@ -6,8 +6,9 @@ layers and `{e}` over the experts; `{q,k,v}` on both sides makes one row per wor
 `{e}` in the path only, the tensor is a stack with one entry per expert.
 
 Suffixes (.weight, .bias) are the loader's business, unless the path has one: the row then names the tensor in full. Of
-several rows for one path the first whose tensor exists is taken. A view says how the tensor lies where it does not lie
-as the leaf wants it (`octavo.layers.views`).
+several rows for one path the first whose tensor exists is taken; where none exists, the first (a row for the whole leaf
+counts among those for its parts) is said to be missing. A view says how the tensor lies where it does not lie as the
+leaf wants it (`octavo.layers.views`).
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Source(NamedTuple):
     view: View | None = None
     expert: int | None = None
     """Which entry of a stack."""
+    row: int = 0
+    """Of the table."""
 
 
 _WORDS = re.compile(r"\{(\w+(?:,\w+)+)\}")
@@ -74,14 +77,14 @@ _WORDS = re.compile(r"\{(\w+(?:,\w+)+)\}")
 
 def expand(names: Names, layers: int, experts: int = 0) -> Iterator[Source]:
     """Every source of a model with `layers` layers and `experts` experts in each."""
-    for theirs, ours, *views in names:
+    for row, (theirs, ours, *views) in enumerate(names):
         view = views[0] if views else None
         stacked = "{e}" in ours and "{e}" not in theirs
         for i in range(layers) if "{i}" in ours else range(1):
             for e in range(experts) if "{e}" in ours else range(1):
                 a, b = (text.replace("{i}", str(i)).replace("{e}", str(e)) for text in (theirs, ours))
                 for name, path in _words(a, b):
-                    yield Source(name, path, view, e if stacked else None)
+                    yield Source(name, path, view, e if stacked else None, row)
 
 
 def _words(theirs: str, ours: str) -> Iterator[tuple[str, str]]:

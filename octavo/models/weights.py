@@ -1,7 +1,7 @@
 """Strict streaming load: every tensor of the model is filled once, every tensor of the checkpoint used or listed.
 
-All names and shapes are checked before the first byte is read; then leaf after leaf is packed by the device, so peak
-memory is the packed model plus one leaf.
+All names and shapes are checked before the first byte is read; then leaf after leaf is packed by the device (of a
+mixture expert after expert), so peak memory is the packed model plus one leaf.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load(
         allowed += [f"{source.name}{ending}" for source in sources["lm_head"] for ending in (".weight", ".bias")]
     _check([found for row in plan.values() for found in row], checkpoint, allowed, model.config.experts)
     for done, (path, leaf) in enumerate(leaves.items()):
-        leaf.fill(device, [(found.need, _read(found, checkpoint)) for found in plan[path]], checkpoint.style)
+        leaf.fill(device, ((found.need, _read(found, checkpoint)) for found in plan[path]), checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
 
@@ -103,13 +103,20 @@ def _find(path: str, leaf: Leaf, sources: _Sources) -> Iterator[Found]:
         found = [sources.find(path, need) for need in needs]
         if len(needs) > 1 and not all(f is not None and f.name in sources.have for f in found):
             whole = sources.find(path, _stack(needs, prefix))
-            if whole is not None and (whole.name in sources.have or None in found):
+            if whole is not None and (whole.name in sources.have or _first(whole, found, sources.have)):
                 found, needs = [whole._replace(rows=_kept(needs))], [whole.need]
         for need, one in zip(needs, found, strict=True):
             if one is None:
                 raise LoadError(f"the architecture's name table has no row for {path}.{need.part}{need.ending}")
             if one.name in sources.have or not need.optional:
                 yield one
+
+
+def _first(whole: Found, parts: list[Found | None], have: set[str]) -> bool:
+    """Whether a tensor of all parts, which is not there, is what is missing: not they."""
+    there = [part for part in parts if part is not None and part.name in have]
+    rows = [part.source.row for part in parts if part is not None]
+    return len(rows) < len(parts) or not there and whole.source.row < min(rows)
 
 
 def _stack(needs: list[Need], prefix: str) -> Need:
@@ -158,7 +165,7 @@ def _shape(found: Found, experts: int) -> tuple[int, ...]:
 
 
 def _read(found: Found, checkpoint: Checkpoint) -> Value:
-    need, name, (_, _, view, expert), _ = found
+    need, name, (_, _, view, expert, _), _ = found
     if need.matrix:
         stored = checkpoint.stored(name, expert)
         if view is not None:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import Stored
-from octavo.quant import gguf, plain
+from octavo.quant import gguf, mxfp4, plain
 from octavo.quant.format import Format
 
 __all__ = ["FORMATS", "KINDS", "Format", "dense", "row_bytes"]
 
-FORMATS: dict[str, Format] = {f.name: f for f in (plain.F32, plain.F16, plain.BF16, *gguf.FORMATS)}
+FORMATS: dict[str, Format] = {f.name: f for f in (plain.F32, plain.F16, plain.BF16, *gguf.FORMATS, mxfp4.MXFP4)}
 """Every format by name."""
 
 KINDS: dict[str, tuple[int, int]] = {name: (f.block, f.bytes) for name, f in FORMATS.items()}

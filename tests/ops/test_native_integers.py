@@ -75,10 +75,12 @@ def test_extreme_integers_do_not_overflow() -> None:
         data = np.full_like(stored.data, 0xFF)
         if kind == "Q8_0":
             data[:] = 0x7F
+        if kind == "MXFP4":
+            data[:] = 0x77  # the scale too: 2^-9
         block = stored.data.shape[1] // {"Q4_K": 2, "Q5_K": 2, "Q6_K": 2}.get(kind, 16)
         blocks = data.reshape(8, -1, block)
         half = np.float16(0.01).view(np.uint16)
-        at = [208] if kind == "Q6_K" else [0, 2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0]
+        at = {"Q6_K": [208], "MXFP4": []}.get(kind, [0, 2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0])
         for offset in at:
             blocks[:, :, offset], blocks[:, :, offset + 1] = half & 255, half >> 8
         if kind == "Q6_K":

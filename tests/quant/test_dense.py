@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.ops.contract import Stored
-from octavo.quant import FORMATS, KINDS, dense, row_bytes
+from octavo.quant import FORMATS, KINDS, dense, mxfp4, row_bytes
 
 
 def _one(kind: str, block: bytes) -> np.ndarray:
@@ -131,6 +131,26 @@ def test_q6_k_by_hand() -> None:
     expected[[0, 32, 64, 96, 133]] = [1 - 32, 3 + 16 - 32, 2 + 32 - 32, 4 + 48 - 32, 15 + 16 - 32]
     expected *= 0.5 * np.repeat(np.array([*range(1, 16), -128], np.float32), 16)
     assert np.array_equal(got, expected)
+
+
+def test_mxfp4_by_hand() -> None:
+    """127 is the scale 1; the codes are those of the specification: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+    codes = bytes(code | (15 - code) << 4 for code in range(16))
+    assert _one("MXFP4", bytes([127]) + codes).tolist() == values + values[::-1]
+    assert _one("MXFP4", bytes([120]) + codes).tolist() == [v / 128 for v in values + values[::-1]]
+    smallest = _one("MXFP4", bytes([0]) + codes).astype(np.float64)
+    assert smallest.tolist() == [v * 2.0**-127 for v in values + values[::-1]]
+
+
+def test_mxfp4_of_codes_side_by_side() -> None:
+    """Byte i of the codes holds elements 2i and 2i + 1; in a block, elements i and i + 16."""
+    codes = np.random.default_rng(2).integers(0, 256, (5, 16), np.uint8)
+    scales = np.array([120, 121, 127, 128, 130], np.uint8)
+    got = dense(Stored("MXFP4", 5, 32, mxfp4.blocks_of(codes, scales)))
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    want = np.stack([values[codes & 15], values[codes >> 4]], axis=2).reshape(5, 32)
+    assert np.array_equal(got, want * 2.0 ** (scales.astype(int)[:, None] - 127))
 
 
 def test_row_bytes_and_errors() -> None:

@@ -128,6 +128,11 @@ def test_quantization_flag_on_plain_floats_names_both_ways_out() -> None:
     assert "drop --quantization" in str(error.value) and "quantized with awq" in str(error.value)
     check_quantization(None, None, frozenset({"BF16"}))
     check_quantization("gguf", None, frozenset({"Q4_1"}))
+    check_quantization("gguf", None, frozenset({"MXFP4", "F16"}))
+    for asked in (None, "mxfp4"):
+        check_quantization(asked, "mxfp4", frozenset({"MXFP4", "BF16"}))
+    with pytest.raises(ConfigError, match="the checkpoint is mxfp4: drop the flag"):
+        check_quantization("awq", "mxfp4", frozenset({"MXFP4", "BF16"}))
     with pytest.raises(ConfigError, match="the checkpoint is gguf: drop the flag"):
         check_quantization("awq", None, frozenset({"Q4_1"}))
 
