@@ -23,6 +23,7 @@ from octavo.devices import DeviceUnavailable, select_device
 from octavo.devices.memory import available_memory
 from octavo.engine import Engine, build_engine
 from octavo.info import ModelInfo
+from octavo.layers.moe import RouterError
 from octavo.layers.rope import RopeError
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
@@ -109,7 +110,7 @@ def _open(path: Path) -> Iterator[Checkpoint]:
     with open_checkpoint(path) as checkpoint:
         try:
             yield checkpoint
-        except (ModelConfigError, LoadError, RopeError, TokenizerError) as error:
+        except (ModelConfigError, LoadError, RopeError, RouterError, TokenizerError) as error:
             if str(path) in str(error):
                 raise
             raise type(error)(f"{path}: {error}") from None

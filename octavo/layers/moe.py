@@ -13,6 +13,10 @@ from octavo.ops.contract import F32, Activation, Array, Device, Ops, Router, Vec
 from octavo.parallel.rank import Cut, Rank
 
 
+class RouterError(ValueError):
+    """The config asks for more experts than there are, or for groups that do not divide them."""
+
+
 class Experts(Leaf):
     """The same matrix in each of `count` experts: W_e [sum of parts, n_in]. Parts are named "e.part", or "e" where
     `parts` is {"": n}."""
@@ -62,8 +66,10 @@ class MoE(Layer):
     """Gated experts behind a router, and where `shared` > 0 a gated MLP of that inner size that every token passes.
 
     `correction`: the router has a vector that is added for the choice only. `shared_gate`: the shared expert is
-    multiplied by the sigmoid of a linear function of x. `bias`: of the experts; `router_bias`: of the router;
-    `shared_bias`: of the shared expert. `limit`: see `Ops.gated`. `shared_scale` multiplies the shared expert.
+    multiplied by the sigmoid of a linear function of x; `shared_scale` multiplies it too. `bias`: of the experts;
+    `router_bias`: of the router. `limit`: see `Ops.gated`.
+
+    Raises RouterError.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class MoE(Layer):
         router_bias: bool = False,
         limit: float = 0.0,
     ):
+        _check(router, experts)
         self.rule = router
         self.activation = activation
         self.limit = limit
@@ -120,3 +127,15 @@ class MoE(Layer):
             residual=residual if self.rank.first else None,
         )
         return ops.reduce(out) if self.rank.count > 1 else out
+
+
+def _check(router: Router, experts: int) -> None:
+    size, left = divmod(experts, router.groups)
+    if left or not 0 < router.top_groups <= router.groups:
+        raise RouterError(
+            f"{experts} experts in {router.groups} groups, of which {router.top_groups} count, are not supported"
+        )
+    if router.groups > 1 and router.group_score == "top2" and size < 2:
+        raise RouterError(f"groups of {size} expert have no two best ones ({experts} experts, {router.groups} groups)")
+    if not 0 < router.top_k <= size * router.top_groups:
+        raise RouterError(f"{router.top_k} experts per token of {size * router.top_groups} cannot be chosen")

@@ -19,7 +19,7 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
-    def mlp() -> PlainMLP:
+    def mlp(i: int) -> PlainMLP:
         return PlainMLP(c.hidden_size, c.intermediate_size, c.activation, bias=bool(c.mlp_bias))
 
     return dense(c, max_model_len, bias=c.attention_bias, out_bias=c.attention_bias, mlp=mlp)

@@ -148,7 +148,7 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         rope["rope_type"] = rope["type"]
     for key in ("rope_freq_factors", "partial_rotary_factor"):
         if raw.get(key) is not None:
-            rope[key] = raw[key]
+            rope.setdefault(key, raw[key])
     theta = rope["rope_theta"]
     if not isinstance(theta, int | float) or not math.isfinite(theta) or theta <= 0:
         raise ModelConfigError(f"rope_theta = {theta!r}, a positive number is needed")

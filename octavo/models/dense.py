@@ -21,7 +21,7 @@ def dense(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     norm_after: bool = False,
-    mlp: Callable[[], MLP] | None = None,
+    mlp: Callable[[int], MLP] | None = None,
     attention_scale: float | None = None,
     residual_scale: float = 1.0,
     embed_scale: float = 1.0,
@@ -30,7 +30,8 @@ def dense(
     """A decoder of RMS norms, rotary grouped-query attention and gated MLPs.
 
     `bias`: on q, k and v; `out_bias`: on the output projection; `mlp_bias`: on the MLP's three matrices; `qk_norm`: an
-    RMS norm on each query and key head, `norm_after` the rotation instead of before; `mlp`: makes another MLP.
+    RMS norm on each query and key head, `norm_after` the rotation instead of before; `mlp`: makes another MLP
+    for each layer.
 
     `attention_scale` multiplies q.k instead of head_dim^-1/2; `residual_scale` what attention and the gated MLP add to
     the residual; `embed_scale` the embeddings and `logit_scale` the logits.
@@ -56,10 +57,10 @@ def dense(
                 norm_after=norm_after,
             ),
             norm2=RMSNorm(c.hidden_size, c.eps),
-            mlp=(mlp or gated)(),
+            mlp=(mlp or gated)(i),
         )
 
-    def gated() -> MLP:
+    def gated(i: int) -> MLP:
         return GatedMLP(c.hidden_size, c.intermediate_size, c.activation, bias=mlp_bias, scale=residual_scale)
 
     norm = RMSNorm(c.hidden_size, c.eps)

@@ -53,6 +53,12 @@ EXPERTS: Names = (
 )
 """The layout of most mixtures of experts: a tensor per expert, or (GGUF) a stack of all."""
 
+SHARED_EXPERTS: Names = (
+    ("model.layers.{i}.mlp.shared_experts.{gate,up}_proj", "blocks.{i}.mlp.shared.gate_up.{gate,up}"),
+    ("model.layers.{i}.mlp.shared_experts.down_proj", "blocks.{i}.mlp.shared.down"),
+)
+"""The experts that every token passes, as one."""
+
 
 def but(names: Names, *rows: Row) -> Names:
     """`names` with `rows` in place of those for the same paths, and after them."""

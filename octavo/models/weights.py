@@ -56,7 +56,7 @@ def load(
     plan = {path: list(_find(path, leaf, sources)) for path, leaf in leaves.items()}
     allowed = list(ignore)
     if model.lm_head is None:  # a tied model may store its table twice
-        allowed += [f"{source.name}{ending}" for source in sources["lm_head"] for ending in (".weight", ".bias")]
+        allowed += [f"{source.name}.weight" for source in sources["lm_head"]]
     _check([found for row in plan.values() for found in row], checkpoint, allowed, model.config.experts)
     for done, (path, leaf) in enumerate(leaves.items()):
         leaf.fill(device, ((found.need, _read(found, checkpoint)) for found in plan[path]), checkpoint.style)
