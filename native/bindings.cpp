@@ -178,6 +178,7 @@ HeadShape head_shape(nb::handle shape, const KVCache& cache) {
     if (!temperature.is_none()) {
         out.temperature = nb::cast<float>(temperature[0]);
         out.temperature_floor = nb::cast<float>(temperature[1]);
+        out.temperature_start = nb::cast<int>(temperature[2]);
     }
     return out;
 }

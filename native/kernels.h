@@ -61,6 +61,7 @@ struct HeadShape {
     float clip;         // 0: none
     float temperature;  // of queries; none where the floor is 0
     float temperature_floor;
+    int temperature_start;
     int stores;
 };
 

@@ -66,7 +66,8 @@ void store_kv(const StoreItem& item, const HeadShape& shape) {
     const int size = shape.block_size;
     prepare(item.qkv, shape.heads, item.norms[0], shape, item.rotary, item.rotary_half, item.q);
     if (shape.temperature_floor > 0) {
-        const float steps = floorf(static_cast<float>(item.position + 1) / shape.temperature_floor);
+        const float steps =
+            floorf(static_cast<float>(item.position + shape.temperature_start) / shape.temperature_floor);
         const __m256 factor = _mm256_set1_ps(1.0f + shape.temperature * log1pf(steps));
         for (int i = 0; i < shape.heads * depth; i += 8) {
             const int left = shape.heads * depth - i;

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from octavo.layers.linear import Layer, Linear, Values
 from octavo.layers.norm import Norm
-from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope
+from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope, Temperature
 from octavo.parallel.rank import Rank
 
 
@@ -35,7 +35,7 @@ class Attention(Layer):
         softcap: float = 0.0,
         alibi: Sequence[float] = (),
         clip: float = 0.0,
-        temperature: tuple[float, float] | None = None,
+        temperature: Temperature | None = None,
         sinks: bool = False,
         bias: bool | None = False,
         out_bias: bool | None = False,

@@ -10,6 +10,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import MLP, Block, Decoder
+from octavo.ops.contract import Temperature
 
 
 def dense(
@@ -23,6 +24,7 @@ def dense(
     norm_after: bool = False,
     mlp: Callable[[int], MLP] | None = None,
     attention_scale: float | None = None,
+    temperature: Temperature | None = None,
     residual_scale: float = 1.0,
     embed_scale: float = 1.0,
     logit_scale: float = 1.0,
@@ -33,8 +35,9 @@ def dense(
     RMS norm on each query and key head, `norm_after` the rotation instead of before; `mlp`: makes another MLP
     for each layer.
 
-    `attention_scale` multiplies q.k instead of head_dim^-1/2; `residual_scale` what attention and the gated MLP add to
-    the residual; `embed_scale` the embeddings and `logit_scale` the logits.
+    `attention_scale` multiplies q.k instead of head_dim^-1/2, `temperature` queries by their position;
+    `residual_scale` what attention and the gated MLP add to the residual; `embed_scale` the embeddings and
+    `logit_scale` the logits.
     """
     rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
 
@@ -49,6 +52,7 @@ def dense(
                 rope,
                 window=c.windows[i],
                 scale=attention_scale,
+                temperature=temperature,
                 bias=bias,
                 out_bias=out_bias,
                 out_scale=residual_scale,

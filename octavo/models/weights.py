@@ -101,7 +101,8 @@ def _find(path: str, leaf: Leaf, sources: _Sources) -> Iterator[Found]:
     for (prefix, _), group in groupby(leaf.needs(), lambda need: (need.part.rpartition(".")[0], need.ending)):
         needs = list(group)
         found = [sources.find(path, need) for need in needs]
-        if len(needs) > 1 and not all(f is not None and f.name in sources.have for f in found):
+        stackable = len(needs) > 1 and all(need.shape for need in needs)
+        if stackable and not all(f is not None and f.name in sources.have for f in found):
             whole = sources.find(path, _stack(needs, prefix))
             if whole is not None and (whole.name in sources.have or _first(whole, found, sources.have)):
                 found, needs = [whole._replace(rows=_kept(needs))], [whole.need]

@@ -69,6 +69,15 @@ class Rope(NamedTuple):
     scale: float = 1.0
 
 
+class Temperature(NamedTuple):
+    """Queries of position p are multiplied by 1 + scale * log(1 + (p + start) // floor), in float32."""
+
+    scale: float
+    floor: float
+    start: int = 1
+    """What position 0 counts as: 1 in Llama 4, 0 in Ministral 3."""
+
+
 class AttentionShape(NamedTuple):
     """What the attention of one layer is: heads, head size, softmax scale, and which KV it reads."""
 
@@ -95,9 +104,8 @@ class AttentionShape(NamedTuple):
     "Train short, test long", 2021). Not together with `softcap`."""
     clip: float = 0.0
     """When > 0, store_kv clamps q, k and v to [-clip, clip], after their norms and before the rotation."""
-    temperature: tuple[float, float] | None = None
-    """(scale, floor): store_kv multiplies q of position p by 1 + scale * log(1 + (p + 1) // floor), in float32, after
-    everything else (Llama 4's layers without RoPE)."""
+    temperature: Temperature | None = None
+    """What store_kv multiplies q by, after everything else (Llama 4's layers without RoPE, Ministral 3)."""
     stores: bool = True
     """False: the layer reads the KV of another (`layer` is that one's index): `qkv` of store_kv is q alone, nothing is
     written."""

@@ -34,6 +34,7 @@ from octavo.ops.contract import (
     Router,
     Sampling,
     Stored,
+    Temperature,
 )
 from octavo.ops.sampling import draw
 from octavo.quant import dense
@@ -279,7 +280,7 @@ class ReferenceOps:
             q, k = _rotate(q, rotary), _rotate(k, rotary)
         q, k, v = (_head_norm(x, n, after=True) for x, n in zip((q, k, v), norms, strict=True))
         if shape.temperature is not None:
-            q = q * _temperature(batch.arrays.positions, *shape.temperature)[:, None, None]
+            q = q * _temperature(batch.arrays.positions, shape.temperature)[:, None, None]
         if shape.stores:
             batch.cache.write(shape.layer, batch.written_blocks(shape.group), batch.arrays.positions, k, v)
         return _f32(q.reshape(q.shape[0], -1))
@@ -346,9 +347,9 @@ def _head_norm(x: F32, norm: HeadNorm | None, after: bool) -> F32:
     return _f32(_norm(x.reshape(len(x), -1), weight.reshape(-1), norm.eps, norm.center).reshape(x.shape))
 
 
-def _temperature(positions: I32, scale: float, floor: float) -> F32:
-    steps = np.floor((positions + 1).astype(np.float32) / np.float32(floor))
-    return _f32(1 + np.float32(scale) * np.log1p(steps))
+def _temperature(positions: I32, temperature: Temperature) -> F32:
+    steps = np.floor((positions + temperature.start).astype(np.float32) / np.float32(temperature.floor))
+    return _f32(1 + np.float32(temperature.scale) * np.log1p(steps))
 
 
 def _activate(x: F32, activation: Activation, parameters: Any = None) -> F32:

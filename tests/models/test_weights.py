@@ -159,7 +159,7 @@ class Hidden:
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = self.real.shape(name.removesuffix("_") if name == self.renamed + "_" else name)
-        return (shape[0] + 1, *shape[1:]) if name == self.reshaped else shape
+        return shape if name != self.reshaped else (shape[0] + 1, *shape[1:]) if shape else (1,)
 
     def stored(self, name: str, index: int | None = None) -> Any:
         raise AssertionError("bytes were read before the names and shapes were checked")

@@ -82,7 +82,7 @@ def _rewrite(path: Path, rewrite: Callable[[dict[str, Any], dict[str, Any]], Non
     config, tensors = json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors")
     rewrite(config, tensors)
     (path / "config.json").write_text(json.dumps(config))
-    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path / "model.safetensors")
+    save_file({name: np.asarray(value, order="C") for name, value in tensors.items()}, path / "model.safetensors")
 
 
 class Loaded:

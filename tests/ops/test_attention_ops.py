@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from octavo.ops.contract import AttentionShape, HeadNorm, Rope
+from octavo.ops.contract import AttentionShape, HeadNorm, Rope, Temperature
 from tests.ops import truth
 from tests.ops.harness import (
     CONTEXTS,
@@ -230,7 +230,8 @@ STORES: dict[str, tuple[dict[str, HeadNorm], dict[str, Any]]] = {
     "keys after the rotation": (_norms((False, True, False), full=True, over="all"), {"clip": 0.8}),
     "clipped": ({}, {"clip": 0.5}),
     "clipped before late norms": (_norms((True, True, True), center=True), {"clip": 0.5}),
-    "temperature": (_norms((True, True, False)), {"temperature": (0.1, 8)}),
+    "temperature": (_norms((True, True, False)), {"temperature": Temperature(0.1, 8)}),
+    "temperature from 0": ({}, {"temperature": Temperature(0.3, 8, start=0)}),
 }
 
 

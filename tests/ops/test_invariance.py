@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.ops.contract import F32, AttentionShape, BatchLimits, CompiledModel, Device, HeadNorm, Rope
+from octavo.ops.contract import F32, AttentionShape, BatchLimits, CompiledModel, Device, HeadNorm, Rope, Temperature
 from octavo.quant import KINDS
 from tests.ops.harness import (
     INVARIANT,
@@ -148,7 +148,7 @@ SHAPES = (
     AttentionShape(9, 3, 64, 0.125, 0, 0),
     AttentionShape(4, 1, 256, 0.0625, 0, 0, 300),
     AttentionShape(8, 8, 32, 0.2, 0, 0, 20, 30.0),
-    AttentionShape(6, 2, 36, 0.2, 0, 0, chunk=300, temperature=(0.1, 64)),
+    AttentionShape(6, 2, 36, 0.2, 0, 0, chunk=300, temperature=Temperature(0.1, 64)),
     AttentionShape(9, 1, 20, 0.2, 0, 0, alibi=tuple(2.0**-h for h in range(9)), clip=1.5),
 )
 

@@ -203,9 +203,9 @@ def prepare(x: Any, positions: Any, shape: AttentionShape, own: HeadNorm | None,
     return pair
 
 
-def warm(pair: Pair, positions: Any, scale: float, floor: int) -> Pair:
+def warm(pair: Pair, positions: Any, scale: float, floor: int, start: int) -> Pair:
     """`pair` [T, heads, d] times the temperature of its positions."""
-    factor = np.array([1 + scale * math.log1p((p + 1) // floor) for p in positions])[:, None, None]
+    factor = np.array([1 + scale * math.log1p((p + start) // floor) for p in positions])[:, None, None]
     return pair[0] * factor, pair[1] * factor + 8 * UNIT * np.abs(pair[0]) * factor
 
 

@@ -275,8 +275,8 @@ class TorchOps:
             q, k = _rotate(q, rotary), _rotate(k, rotary)
         q, k, v = (_head_norm(x, norm, after=True) for x, norm in zip((q, k, v), norms, strict=True))
         if shape.temperature is not None:
-            scale, floor = shape.temperature
-            steps = torch.floor((batch.positions + 1).float() / floor)
+            scale, floor, start = shape.temperature
+            steps = torch.floor((batch.positions + start).float() / floor)
             q = q * (1 + scale * torch.log1p(steps))[:, None, None]
         if shape.stores:
             batch.cache.write(shape.layer, *batch.written[shape.group], k, v)

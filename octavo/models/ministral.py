@@ -1,0 +1,21 @@
+"""Ministral 8B (2024): Mistral with a window on some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import Decoder
+from octavo.models.dense import dense
+from octavo.models.names import LLAMA as NAMES
+
+__all__ = ["NAMES", "make", "rewrite"]
+
+
+def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"sliding_window": 4096, "num_key_value_heads": 8, **raw}
+
+
+def make(c: ModelConfig, max_model_len: int) -> Decoder:
+    return dense(c, max_model_len, bias=False)

@@ -1,0 +1,42 @@
+"""OLMo 1: Llama with layer norms that have no weights and, in the 7B model, q, k and v clipped."""
+
+from __future__ import annotations
+
+from octavo.layers.attention import Attention
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import LayerNorm
+from octavo.layers.rope import make_rope
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import Block, Decoder
+from octavo.models.names import LLAMA as NAMES
+
+__all__ = ["NAMES", "make"]
+
+_EPS = 1e-5
+"""Of every norm; no config says it (modeling_olmo.py of transformers)."""
+
+
+def make(c: ModelConfig, max_model_len: int) -> Decoder:
+    rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
+
+    def norm() -> LayerNorm:
+        return LayerNorm(c.hidden_size, _EPS, learned=False)
+
+    def block(i: int) -> Block:
+        return Block(
+            norm1=norm(),
+            attn=Attention(
+                c.hidden_size,
+                c.heads,
+                c.kv_heads,
+                c.head_dim,
+                rope,
+                clip=float(c.raw.get("clip_qkv") or 0.0),
+                bias=c.attention_bias,
+                out_bias=c.attention_bias,
+            ),
+            norm2=norm(),
+            mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation),
+        )
+
+    return Decoder(c, block, norm())
