@@ -3,81 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.gguf_families import FAMILIES, Family
+from octavo.checkpoint.gguf_metadata import Metadata
 
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+
+def family_of(meta: Metadata) -> Family:
+    """How to read the file's architecture. Raises CheckpointError when it is unknown."""
+    if meta.architecture not in FAMILIES:
+        raise CheckpointError(
+            f"{meta.path} has the architecture {meta.architecture!r}; known are {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[meta.architecture]
+
+
+_WORDS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
 }
-"""general.architecture -> (architecture, model_type) of config.json. Mistral models call themselves llama."""
-
-_GEMMA3_LOCAL_BASE = 10000.0
-_GEMMA3_PATTERN = 6
-"""Every sixth layer sees all tokens; files do not say so."""
-_GEMMA3_27B_LAYERS = 62
-"""The one size whose softmax scale comes from hidden_size / heads instead of head_dim; files do not say so."""
+"""Metadata of any family -> config.json."""
 
 
-class Metadata:
-    """Typed look-ups in the metadata of one file; `own` keys are those that start with the architecture's name."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path = path
-        self.values = values
-        self.architecture = self.text("general.architecture")
-        if self.architecture not in ARCHITECTURES:
-            raise CheckpointError(
-                f"{path} has the architecture {self.architecture!r}; known are {', '.join(ARCHITECTURES)}."
-            )
-
-    def text(self, key: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str):
-            raise CheckpointError(
-                f"{self.path}: the metadata {key!r} is {_said(value)}, not a text. Convert the model again."
-            )
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(f"{self.architecture}.{key}", default)
-        if type(value) is not int or value < 0:
-            raise CheckpointError(
-                f"{self.path}: the metadata '{self.architecture}.{key}' is {_said(value)}, not one "
-                f"number. Convert the model again."
-            )
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(f"{self.architecture}.{key}", default)
-        if type(value) not in (int, float):
-            raise CheckpointError(
-                f"{self.path}: the metadata '{self.architecture}.{key}' is {_said(value)}, not one "
-                f"number. Convert the model again."
-            )
-        return float(value)
-
-    def own(self, key: str) -> Any:
-        return self.values.get(f"{self.architecture}.{key}")
-
-
-def _said(value: Any) -> str:
-    if value is None:
-        return "missing"
-    return f"an array of {len(value)}" if hasattr(value, "__len__") and not isinstance(value, str) else repr(value)
-
-
-def translate(path: Path, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """config.json for the model of a file; `shapes` are those of its tensors by Hugging Face name.
-
-    Raises CheckpointError for an unknown architecture and for missing or impossible values.
-    """
-    meta = Metadata(path, values)
-    name, model_type = ARCHITECTURES[meta.architecture]
+def translate(meta: Metadata, family: Family) -> dict[str, Any]:
+    """config.json for the model of a file. Raises CheckpointError for missing or impossible values."""
+    path, shapes = meta.path, meta.shapes
     hidden, heads = meta.integer("embedding_length"), meta.integer("attention.head_count")
     layers = meta.integer("block_count")
     if not hidden or not heads or not layers:
@@ -95,41 +47,38 @@ def translate(path: Path, values: Mapping[str, Any], shapes: Mapping[str, tuple[
             f"{path}: keys and values of different sizes ({head_dim} and "
             f"{meta.own('attention.value_length')}) are not supported."
         )
-    embedding = shapes.get("model.embed_tokens.weight")
+    embedding = shapes.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{path} has no tensor 'token_embd.weight': it is not a whole language model.")
     config: dict[str, Any] = {
-        "architectures": [name],
-        "model_type": model_type,
+        "architectures": [family.name],
+        "model_type": family.model_type,
         "hidden_size": hidden,
         "intermediate_size": meta.integer("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": meta.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": meta.number(family.eps),
         "max_position_embeddings": meta.integer("context_length"),
         "vocab_size": embedding[0],
-        "tie_word_embeddings": "lm_head.weight" not in shapes,
+        "tie_word_embeddings": "output.weight" not in shapes,
         "hidden_act": "silu",
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in shapes,
-        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in shapes,
         "rope_theta": meta.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(meta),
     }
     rotated = meta.integer("rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
-    for key, word in (
-        ("attn_logit_softcapping", "attn_logit_softcapping"),
-        ("final_logit_softcapping", "final_logit_softcapping"),
-        ("attention.sliding_window", "sliding_window"),
-    ):
-        if meta.own(key):
-            config[word] = meta.own(key)
-    if meta.architecture == "gemma3":
-        config.update(_gemma3(meta, config))
-    config.update(_special_ids(values))
+    config.update({word: meta.has(part) for word, part in family.switches.items()})
+    for key, word in (*_WORDS.items(), *family.words.items()):
+        value = meta.plain(key)
+        if value:
+            config[word] = value
+    config.update(family.constants)
+    if family.more is not None:
+        config.update(family.more(meta, config))
+    config.update(_special_ids(meta.values))
     return config
 
 
@@ -153,24 +102,6 @@ def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
     if factor:
         scaling["factor"] = meta.number("rope.scaling.factor", factor)
     return scaling
-
-
-def _gemma3(meta: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is special to Gemma 3."""
-    layers, pattern = config["num_hidden_layers"], meta.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN)
-    largest = layers == _GEMMA3_27B_LAYERS
-    scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rope_theta": meta.number("rope.freq_base", 1000000.0),
-        "rope_local_base_freq": meta.number("rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
-        "query_pre_attn_scalar": scalar,
-        "sliding_window": meta.integer("attention.sliding_window"),
-        "sliding_window_pattern": pattern,
-        "layer_types": [
-            "full_attention" if pattern and (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)
-        ],
-    }
 
 
 def _special_ids(values: Mapping[str, Any]) -> dict[str, int]:

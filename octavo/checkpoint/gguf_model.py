@@ -8,8 +8,8 @@ from typing import Any
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.gguf import read_gguf
-from octavo.checkpoint.gguf_config import Metadata, generation, translate
-from octavo.checkpoint.gguf_names import hugging_face_name
+from octavo.checkpoint.gguf_config import family_of, generation, translate
+from octavo.checkpoint.gguf_metadata import Metadata
 from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
 from octavo.quant import dense
@@ -20,21 +20,20 @@ _ROPE_FACTORS = "rope_freqs.weight"
 def open_gguf(path: Path) -> Checkpoint:
     """Read the metadata and the tensor table of a .gguf file. Raises CheckpointError."""
     metadata, own = read_gguf(path)
-    architecture = Metadata(path, metadata).architecture
+    meta = Metadata(path, metadata, {name: tensor.shape for name, tensor in own.items()})
+    family = family_of(meta)
+    config = translate(meta, family)
     factors = own.pop(_ROPE_FACTORS, None)
+    if factors is not None:
+        config["rope_freq_factors"] = _factors(path, factors, config)
     tensors: dict[str, Tensor] = {}
     for name, tensor in own.items():
-        translated = hugging_face_name(architecture, name)
+        translated = family.names.hugging_face(name)
         if translated in tensors:
             raise CheckpointError(
                 f"{path} has two tensors for {translated!r}, one of them {name!r}. Convert the model again."
             )
-        tensors[translated] = tensor
-    config = translate(path, metadata, {name: tensor.shape for name, tensor in tensors.items()})
-    if factors is not None:
-        config["rope_freq_factors"] = _factors(path, factors, config)
-    if architecture == "llama":
-        tensors = {name: _mark_paired(path, name, tensor, config) for name, tensor in tensors.items()}
+        tensors[translated] = _mark_paired(path, name, tensor, config) if family.paired else tensor
     return Checkpoint(path, "gguf", config, generation(metadata), tensors, metadata)
 
 
@@ -53,10 +52,10 @@ def _factors(path: Path, tensor: Tensor, config: dict[str, Any]) -> list[float]:
 
 
 def _mark_paired(path: Path, name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
-    """Files of the llama architecture keep the rows of q and k so that rotary pairs are neighbours."""
-    if ".self_attn.q_proj." in name:
+    """Say of q and k that rotary pairs are neighbours in their rows."""
+    if ".attn_q." in name:
         heads = config["num_attention_heads"]
-    elif ".self_attn.k_proj." in name:
+    elif ".attn_k." in name:
         heads = config["num_key_value_heads"]
     else:
         return tensor

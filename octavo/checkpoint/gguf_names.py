@@ -3,40 +3,61 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+class Names(NamedTuple):
+    """Where the tensors of an architecture lie in its Hugging Face layout.
 
-_GEMMA3_LAYER = {
-    **_LAYER,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+    Names are without their ending (.weight, .bias), unless the ending is not the same in both; a key in full comes
+    before the key without.
+    """
+
+    top: Mapping[str, str]
+    layer: Mapping[str, str]
+    """What follows `blk.N.` -> what follows `prefix`N."""
+    prefix: str = "model.layers."
+
+    def but(self, top: Mapping[str, str] | None = None, **layer: str) -> Names:
+        """The same with these in place of those of the same names, or in addition."""
+        return self._replace(top={**self.top, **(top or {})}, layer={**self.layer, **layer})
+
+    def hugging_face(self, name: str) -> str:
+        """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; an unknown name comes back as it is."""
+        match = _PATTERN.fullmatch(name)
+        if match is None:
+            return name
+        layer, part, ending = match.groups()
+        table, before = (self.top, "") if layer is None else (self.layer, f"{self.prefix}{layer}.")
+        if f"{part}.{ending}" in table:
+            return before + table[f"{part}.{ending}"]
+        return f"{before}{table[part]}.{ending}" if part in table else name
+
 
 _PATTERN = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
+LLAMA = Names(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+)
+"""The layout of most families."""
 
-def hugging_face_name(architecture: str, name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; an unknown name comes back as it is."""
-    match = _PATTERN.fullmatch(name)
-    if match is None:
-        return name
-    layer, part, ending = match.groups()
-    if layer is None:
-        return f"{_TOP[part]}.{ending}" if part in _TOP else name
-    parts = _GEMMA3_LAYER if architecture == "gemma3" else _LAYER
-    return f"model.layers.{layer}.{parts[part]}.{ending}" if part in parts else name
+SANDWICH = LLAMA.but(
+    post_attention_norm="post_attention_layernorm",
+    ffn_norm="pre_feedforward_layernorm",
+    post_ffw_norm="post_feedforward_layernorm",
+)
+"""With norms before and after each branch (Gemma 2 and 3)."""

@@ -167,7 +167,7 @@ def test_rows_of_q_and_k(tmp_path: Path, architecture: str) -> None:
         arrays[f"blk.0.attn_{part}.bias"] = _paired(bias, heads) if paired else bias
         kinds[f"blk.0.attn_{part}.weight"] = "Q8_0"
     with open_checkpoint(_write(tmp_path / "m.gguf", arrays, architecture, kinds=kinds)) as checkpoint:
-        assert checkpoint.config["attention_bias"]
+        assert checkpoint.config["attention_bias"] is (None if architecture == "llama" else True)
         for part, (matrix, bias) in right.items():
             assert np.array_equal(checkpoint.stored(f"model.layers.0.self_attn.{part}_proj.weight").data, matrix)
             assert np.array_equal(checkpoint.vector(f"model.layers.0.self_attn.{part}_proj.bias"), bias)
@@ -332,14 +332,14 @@ def test_gemma_3(tmp_path: Path) -> None:
         assert {layer + "self_attn.q_norm.weight", layer + "self_attn.k_norm.weight"} < checkpoint.names()
         config = checkpoint.config
         assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
-        assert (config["sliding_window"], config["sliding_window_pattern"]) == (512, 6)
+        assert config["sliding_window"] == 512
         assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
         assert config["query_pre_attn_scalar"] == HEAD_DIM and config["layer_types"] == ["sliding_attention"]
 
 
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     path = _write(tmp_path / "m.gguf", _arrays(), "mamba")
-    with pytest.raises(CheckpointError, match="architecture 'mamba'; known are llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(CheckpointError, match="architecture 'mamba'; known are llama, .*qwen2, qwen3"):
         open_checkpoint(path)
 
 

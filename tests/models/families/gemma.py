@@ -15,4 +15,9 @@ VARIANTS = {
         },
         config="Gemma3TextConfig",
     ),
+    "gemma3-period": Variant(
+        "Gemma3",
+        {"head_dim": 16, "sliding_window": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 16},
+        config="Gemma3TextConfig",
+    ),
 }
