@@ -1,0 +1,51 @@
+"""gpt-oss as it is published, experts in MXFP4, against the same model in bfloat16's layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from tests.devices import NAMES, make_device
+from tests.models.test_parity import prompt
+from tests.models.tiny import Loaded, make
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(published, dequantized by transformers)."""
+    plain, _ = make("gpt-oss", tmp_path_factory.mktemp("plain"))
+    published = tmp_path_factory.mktemp("published")
+    tensors, generator = load_file(plain / "model.safetensors"), torch.Generator().manual_seed(1)
+    quantized: dict[str, Any] = {}
+    for name, value in list(tensors.items()):
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, n_in, n_out = value.shape
+            blocks = torch.randint(0, 256, (experts, n_out, n_in // 32, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(122, 126, (experts, n_out, n_in // 32), generator=generator, dtype=torch.uint8)
+            quantized |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            tensors[name] = convert_moe_packed_tensors(blocks, scales).contiguous()
+            assert tensors[name].shape == value.shape
+        else:
+            quantized[name] = value
+    assert len(quantized) > len(tensors)
+    save_file(tensors, plain / "model.safetensors")
+    save_file(quantized, published / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (published / "config.json").write_text(json.dumps(config))
+    return published, plain
+
+
+@pytest.mark.parametrize("device", NAMES)
+def test_published_experts_equal_their_dequantized_values(device: str, pair: tuple[Path, Path]) -> None:
+    ids = prompt(3, 60)
+    published, plain = (Loaded(path, make_device(device)).logits(ids, [17]) for path in pair)
+    assert np.abs(plain).max() > 1
+    np.testing.assert_array_equal(published, plain)
