@@ -28,7 +28,7 @@ def make_rope(parameters: Mapping[str, Any], head_dim: int, max_position_embeddi
     `rope_freq_factors` (d/2 divisors, as GGUF files carry them). Raises RopeError naming what is missing.
     """
     kind = str(parameters.get("rope_type") or "default")
-    rotated = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
+    rotated = rotated_size(parameters, head_dim)
     base = float(parameters["rope_theta"])
     if kind not in _KINDS:
         raise RopeError(f"rope_type {kind!r} is not supported; known: {', '.join(sorted(_KINDS))}")
@@ -42,6 +42,11 @@ def make_rope(parameters: Mapping[str, Any], head_dim: int, max_position_embeddi
             raise RopeError(f"the file holds {len(factors)} RoPE frequency factors, {rotated // 2} are needed")
         frequencies = (frequencies / np.asarray(factors, np.float32)).astype(np.float32)
     return Rope(tuple(float(f) for f in frequencies.astype(np.float32)), scale)
+
+
+def rotated_size(parameters: Mapping[str, Any], head_dim: int) -> int:
+    """How many values of a head are rotated: the first ones, all of them without `partial_rotary_factor`."""
+    return int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
 
 
 def _plain(base: float, rotated: int) -> F32:

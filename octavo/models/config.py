@@ -125,6 +125,20 @@ class ModelConfig:
         return self.rope if nested is None else {**nested}
 
 
+def in_common_words(
+    raw: Mapping[str, Any], defaults: Mapping[str, Any], words: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """`raw` with `defaults` for the keys it lacks, and each key of `words` that it sets under its common word too.
+
+    Defaults are those of the family's config class: a checkpoint's file may leave out what equals them.
+    """
+    out = {**defaults, **raw}
+    for theirs, ours in (words or {}).items():
+        if out.get(theirs) is not None:
+            out[ours] = out[theirs]
+    return out
+
+
 def _number(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = raw.get(key)
     if value is None:

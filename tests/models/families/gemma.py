@@ -3,6 +3,22 @@
 from tests.models.variant import Variant
 
 VARIANTS = {
+    "gemma": Variant("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma-bias-gelu": Variant(
+        "Gemma", {"head_dim": 16, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False}
+    ),
+    "gemma2": Variant("Gemma2", {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24}),
+    "gemma2-no-caps": Variant(
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "attention_bias": True,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma3": Variant(
         "Gemma3",
         {

@@ -1,0 +1,79 @@
+"""Gemma 2: sandwich norms that store w - 1, scaled embeddings, soft caps on scores and logits, and sliding and full
+layers by turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from octavo.layers.attention import Attention
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import make_rope
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
+from octavo.models.decoder import Block, Decoder
+from octavo.models.names import LLAMA, but
+
+NAMES = but(
+    LLAMA,
+    ("model.layers.{i}.post_attention_layernorm", "blocks.{i}.post1"),
+    ("model.layers.{i}.pre_feedforward_layernorm", "blocks.{i}.norm2"),
+    ("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.post2"),
+)
+
+DEFAULTS = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+
+
+def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return in_common_words(raw, DEFAULTS)
+
+
+def make(c: ModelConfig, max_model_len: int) -> Decoder:
+    if c.raw.get("use_bidirectional_attention"):
+        raise ModelConfigError("use_bidirectional_attention = true: this is an embedding model, not supported yet")
+    windows = c.windows
+    if c.raw.get("layer_types") is None:
+        windows = tuple(0 if i % 2 else window for i, window in enumerate(windows))
+    rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
+
+    def norm() -> RMSNorm:
+        return RMSNorm(c.hidden_size, c.eps, plus_one=True)
+
+    def block(i: int) -> Block:
+        return Block(
+            norm1=norm(),
+            attn=Attention(
+                c.hidden_size,
+                c.heads,
+                c.kv_heads,
+                c.head_dim,
+                rope,
+                window=windows[i],
+                scale=float(c.raw["query_pre_attn_scalar"]) ** -0.5,
+                softcap=float(c.raw["attn_logit_softcapping"] or 0.0),
+                bias=c.attention_bias,
+                out_bias=c.attention_bias,
+            ),
+            post1=norm(),
+            norm2=norm(),
+            mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation),
+            post2=norm(),
+        )
+
+    return Decoder(
+        c,
+        block,
+        norm(),
+        embed_scale=float(np.float32(c.hidden_size**0.5)),
+        logit_softcap=float(c.raw["final_logit_softcapping"] or 0.0),
+    )
