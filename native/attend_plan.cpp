@@ -56,7 +56,7 @@ void plan_attention(const Step& step, int threads, int64_t capacity, AttendPlan&
     for (size_t i = 0; i < spans; ++i) {
         AttendPiece piece = pieces[i];
         const int parts = static_cast<int>(std::min<int64_t>(piece.all_chunks, (piece.cost - 1) / largest + 1));
-        const int64_t partial = attend_partial(piece.tokens * (shape.heads / shape.kv_heads), shape.head_dim);
+        const int64_t partial = attend_partial(piece.tokens * (shape.heads / shape.kv_heads), attend_width(shape));
         const int64_t needed = shape.kv_heads * piece.all_chunks * partial;
         if (parts < 2 || used + needed > capacity) continue;
         const int64_t cost = piece.cost;

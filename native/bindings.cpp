@@ -170,6 +170,7 @@ HeadShape head_shape(nb::handle shape, const KVCache& cache) {
     out.half = cache.half;
     out.window = nb::cast<int>(shape.attr("window"));
     out.chunk = nb::cast<int>(shape.attr("chunk"));
+    out.latent = nb::cast<int>(shape.attr("latent"));
     out.scale = nb::cast<float>(shape.attr("scale"));
     out.softcap = nb::cast<float>(shape.attr("softcap"));
     out.clip = nb::cast<float>(shape.attr("clip"));
@@ -470,6 +471,23 @@ void bind_program(nb::module_& m) {
             },
             nb::arg("qkv"), nb::arg("rotary"), nb::arg("rotary_width"), nb::arg("out"), nb::arg("shape"),
             nb::arg("cache"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("v_norm").none())
+        .def("store_latent",
+             [](Program& p, std::vector<int64_t> inputs, int64_t rotary, int rotary_width, int64_t out,
+                nb::object shape, KVCache& cache) {
+                 if (inputs.size() != 4)
+                     throw nb::value_error("store_latent: queries, key and the turned parts of both");
+                 Instruction i{};
+                 i.op = Op::StoreLatent;
+                 i.streams = std::move(inputs);
+                 i.rotary = rotary;
+                 i.width = rotary_width;
+                 i.out[FORM_FLOAT] = out;
+                 i.shape = head_shape(shape, cache);
+                 i.out_width = i.shape.heads * i.shape.head_dim;
+                 i.layer = nb::cast<int>(shape.attr("layer"));
+                 i.group = nb::cast<int>(shape.attr("group"));
+                 p.add(std::move(i));
+             })
         .def(
             "attend",
             [](Program& p, int64_t q, int64_t out, nb::object shape, KVCache& cache, nb::object sinks) {
@@ -478,7 +496,8 @@ void bind_program(nb::module_& m) {
                 i.in[FORM_FLOAT] = q;
                 i.out[FORM_FLOAT] = out;
                 i.shape = head_shape(shape, cache);
-                i.out_width = i.shape.heads * i.shape.head_dim;
+                i.width = i.shape.heads * i.shape.head_dim;
+                i.out_width = i.shape.heads * attend_width(i.shape);
                 i.layer = nb::cast<int>(shape.attr("layer"));
                 i.group = nb::cast<int>(shape.attr("group"));
                 i.first = copy_floats(sinks);
@@ -540,8 +559,9 @@ NB_MODULE(_native, m) {
         .def_ro("bytes", &Weight::bytes);
     m.def("pack", make_weight, nb::arg("pool"), nb::arg("store"), nb::arg("parts"));
     nb::class_<KVCache>(m, "KVCache")
-        .def(nb::init<int, int, bool, int, const std::vector<int>&, const std::vector<int>&>(), nb::arg("kv_heads"),
-             nb::arg("head_dim"), nb::arg("half"), nb::arg("block_size"), nb::arg("blocks"), nb::arg("group_of"))
+        .def(nb::init<int, int, int, bool, int, const std::vector<int>&, const std::vector<int>&>(),
+             nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("latent"), nb::arg("half"), nb::arg("block_size"),
+             nb::arg("blocks"), nb::arg("group_of"))
         .def_prop_ro("bytes", &KVCache::bytes);
     bind_program(m);
     nb::class_<Model>(m, "Model")

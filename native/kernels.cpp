@@ -48,12 +48,15 @@ int attend_begin(const HeadShape& shape, int position) {
     return shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
 }
 
-int64_t attend_partial(int rows, int head_dim) { return int64_t{rows} * ((head_dim + 7) / 8 * 8 + 2); }
+int attend_width(const HeadShape& shape) { return shape.latent > 0 ? shape.latent : shape.head_dim; }
+
+int64_t attend_partial(int rows, int width) { return int64_t{rows} * ((width + 7) / 8 * 8 + 2); }
 
 int64_t attend_scratch(const HeadShape& shape) {
     const int rows = attend_tokens(shape) * (shape.heads / shape.kv_heads);
-    const int64_t padded = (shape.head_dim + 7) / 8 * 8;
-    return 2 * 32 * padded + rows * (padded + 32 + 4) + 2 * attend_partial(rows, shape.head_dim);
+    const int64_t depth = (shape.head_dim + 7) / 8 * 8;
+    const int64_t width = (attend_width(shape) + 7) / 8 * 8;
+    return 32 * (depth + width) + rows * (depth + 32 + 4) + 2 * attend_partial(rows, attend_width(shape));
 }
 
 }  // namespace octavo

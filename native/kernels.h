@@ -56,6 +56,7 @@ struct HeadShape {
     int half;    // the cache holds float16, not float32
     int window;  // 0: none
     int chunk;   // 0: none
+    int latent;  // 0: the cache has values; else they are the first elements of the keys
     float scale;
     float softcap;
     float clip;         // 0: none
@@ -65,10 +66,19 @@ struct HeadShape {
     int stores;
 };
 
-// A layer's part of the KV cache: blocks of [kv_head][head_dim][block_size] K, then [kv_head][block_size][head_dim] V.
+// A layer's part of the KV cache: blocks of [kv_head][head_dim][block_size] K, then [kv_head][block_size][head_dim] V,
+// which latent attention has not.
 struct LayerCache {
     uint8_t* data;
     int64_t block_bytes;
+};
+
+// Where a token of a step lies in its sequence and in the cache.
+struct TokenPlace {
+    LayerCache cache;
+    int block;
+    int offset;  // in the block
+    int position;
 };
 
 // HeadNorm of octavo/ops/contract.py.
@@ -86,18 +96,28 @@ struct StoreItem {
     const float* rotary;  // [2 * rotary_half]
     int rotary_half;
     HeadNorm norms[3];  // of q, k and v
-    LayerCache cache;
-    int block;
-    int offset;  // of the token in the block
-    int position;
+    TokenPlace place;
     float* q;        // [heads * head_dim]
     float* scratch;  // 2 * kv_heads * head_dim
+};
+
+// The same of latent attention, with n = shape.latent and r = head_dim - n.
+struct LatentItem {
+    const float* q_latent;  // [heads * n]
+    const float* q_rope;    // [heads * r]
+    const float* latent;    // [n]
+    const float* k_rope;    // [r]
+    const float* rotary;    // [2 * rotary_half]
+    int rotary_half;
+    TokenPlace place;
+    float* q;        // [heads * head_dim]
+    float* scratch;  // head_dim
 };
 
 // One work item of attention: consecutive tokens of one sequence, one KV head, all query heads that read it.
 struct AttendItem {
     const float* q;  // row of the first token, [heads * head_dim] each
-    float* out;      // same
+    float* out;      // same, [heads * attend_width()]
     LayerCache cache;
     const int32_t* table;
     const float* slopes;  // [heads], of the distance to a key; null: none
@@ -145,6 +165,8 @@ struct Kernels {
 
     // Norms, clamps and turns the heads of a token, stores k and v, and writes q.
     void (*store_kv)(const StoreItem&, const HeadShape&);
+    // Turns the queries and the key of a token of latent attention, stores the key and writes q.
+    void (*store_latent)(const LatentItem&, const HeadShape&);
     void (*attend)(const AttendItem&, const HeadShape&);
     // The same in pieces, with the same bits: the partials of chunks [first, first + count), attend_partial() floats
     // each, and then the output from the partials of all chunks, in order.
@@ -165,7 +187,8 @@ struct Kernels {
 constexpr int kChunkTokens = 256;  // of the context; a partial softmax begins anew at each multiple
 
 int64_t attend_scratch(const HeadShape&);          // floats
-int64_t attend_partial(int rows, int head_dim);    // floats of the partial softmax of a chunk
+int attend_width(const HeadShape&);                // elements of a value
+int64_t attend_partial(int rows, int width);       // floats of the partial softmax of a chunk
 int attend_tokens(const HeadShape&);               // largest `tokens` of an item
 int attend_begin(const HeadShape&, int position);  // first token that a row at `position` sees
 

@@ -11,7 +11,8 @@ namespace octavo {
 
 class KVCache {
 public:
-    KVCache(int kv_heads, int head_dim, bool half, int block_size, const std::vector<int>& blocks,
+    // Without values where `latent` is more than 0; see KVSpec in octavo/ops/contract.py.
+    KVCache(int kv_heads, int head_dim, int latent, bool half, int block_size, const std::vector<int>& blocks,
             const std::vector<int>& group_of)
         : kv_heads(kv_heads),
           head_dim(head_dim),
@@ -19,7 +20,7 @@ public:
           block_size(block_size),
           blocks(blocks),
           group_of(group_of) {
-        const int64_t block_bytes = int64_t{2} * kv_heads * head_dim * block_size * (half ? 2 : 4);
+        const int64_t block_bytes = int64_t{latent > 0 ? 1 : 2} * kv_heads * head_dim * block_size * (half ? 2 : 4);
         int64_t total = 0;
         for (const int group : group_of) total += blocks[group] * block_bytes;
         arena_ = Arena(total);

@@ -71,7 +71,7 @@ void Program::add(Instruction instruction) {
             std::max({scratch_floats_, int64_t{kFloatScratch} + instruction.width, route_scratch(router)});
         instruction.mixture = std::move(mixture);
     }
-    if (instruction.op == Op::StoreKV) {
+    if (instruction.op == Op::StoreKV || instruction.op == Op::StoreLatent) {
         const HeadShape& shape = instruction.shape;
         scratch_floats_ = std::max(scratch_floats_, int64_t{2} * shape.kv_heads * shape.head_dim);
     }
@@ -79,7 +79,7 @@ void Program::add(Instruction instruction) {
         const auto cut_alike = [&](const HeadShape& shape) {
             const HeadShape& own = instruction.shape;
             return shape.heads == own.heads && shape.kv_heads == own.kv_heads && shape.head_dim == own.head_dim &&
-                   shape.window == own.window && shape.chunk == own.chunk;
+                   shape.latent == own.latent && shape.window == own.window && shape.chunk == own.chunk;
         };
         const auto found = std::find_if(attend_shapes_.begin(), attend_shapes_.end(), cut_alike);
         instruction.plan = static_cast<int>(found - attend_shapes_.begin());
@@ -217,6 +217,9 @@ void Program::step(const Instruction& i, const Context& c) {
         case Op::StoreKV:
             pool_->each(c.rows, c.worker, [&](int r, int) { store_row(i, c, r, buffer); });
             break;
+        case Op::StoreLatent:
+            pool_->each(c.rows, c.worker, [&](int r, int) { latent_row(i, c, r, buffer); });
+            break;
         case Op::Attend: {
             const int items = static_cast<int>(c.batch.attend[i.plan].pieces.size()) * i.shape.kv_heads;
             pool_->each(items, c.worker, [&](int item, int) { attend_item(i, c, item, buffer); });
@@ -344,10 +347,15 @@ void Program::gated_tile(const Factor& factor, const Place& x, const Place& out,
     }
 }
 
+TokenPlace Program::place_of(const Instruction& i, const Context& c, int row) const {
+    const BlockTable& table = c.batch.tables[i.group];
+    const int position = c.batch.positions[row];
+    const int32_t* ids = table.ids + c.batch.slots[c.batch.owner[row]] * table.columns;
+    return {cache_->layers[i.layer], ids[position / i.shape.block_size], position % i.shape.block_size, position};
+}
+
 void Program::store_row(const Instruction& i, const Context& c, int row, float* buffer) const {
     const HeadShape& shape = i.shape;
-    const int sequence = c.batch.owner[row];
-    const BlockTable& table = c.batch.tables[i.group];
     const int heads = shape.heads + (shape.stores ? 2 * shape.kv_heads : 0);
     StoreItem item{};
     item.qkv = floats(i.in[FORM_FLOAT], row, heads * shape.head_dim);
@@ -359,13 +367,27 @@ void Program::store_row(const Instruction& i, const Context& c, int row, float* 
         item.norms[n] = i.norms[n].norm;
         item.norms[n].weight = i.norms[n].weight.empty() ? nullptr : i.norms[n].weight.data();
     }
-    item.position = c.batch.positions[row];
-    item.cache = cache_->layers[i.layer];
-    item.block = table.ids[c.batch.slots[sequence] * table.columns + item.position / shape.block_size];
-    item.offset = item.position % shape.block_size;
+    item.place = place_of(i, c, row);
     item.q = floats(i.out[FORM_FLOAT], row, i.out_width);
     item.scratch = buffer;
     kernels_.store_kv(item, shape);
+}
+
+void Program::latent_row(const Instruction& i, const Context& c, int row, float* buffer) const {
+    const int latent = i.shape.latent;
+    const int rope = i.shape.head_dim - latent;
+    const LatentItem item = {
+        floats(i.streams[0], row, i.shape.heads * latent),
+        floats(i.streams[1], row, i.shape.heads * rope),
+        floats(i.streams[2], row, latent),
+        floats(i.streams[3], row, rope),
+        floats(i.rotary, row, i.width),
+        i.width / 2,
+        place_of(i, c, row),
+        floats(i.out[FORM_FLOAT], row, i.out_width),
+        buffer,
+    };
+    kernels_.store_latent(item, i.shape);
 }
 
 void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {
@@ -374,7 +396,7 @@ void Program::attend_item(const Instruction& i, const Context& c, int item, floa
     const int head = item % i.shape.kv_heads;
     const BlockTable& table = c.batch.tables[i.group];
     const AttendItem work = {
-        floats(i.in[FORM_FLOAT], piece.token, i.out_width),
+        floats(i.in[FORM_FLOAT], piece.token, i.width),
         floats(i.out[FORM_FLOAT], piece.token, i.out_width),
         cache_->layers[i.layer],
         table.ids + c.batch.slots[piece.sequence] * table.columns,
@@ -389,7 +411,7 @@ void Program::attend_item(const Instruction& i, const Context& c, int item, floa
         kernels_.attend(work, i.shape);
         return;
     }
-    const int64_t partial = attend_partial(piece.tokens * (i.shape.heads / i.shape.kv_heads), i.shape.head_dim);
+    const int64_t partial = attend_partial(piece.tokens * (i.shape.heads / i.shape.kv_heads), attend_width(i.shape));
     float* partials = reinterpret_cast<float*>(partials_.data()) + piece.partials + head * piece.all_chunks * partial;
     kernels_.attend_part(work, i.shape, piece.first_chunk, piece.chunks,
                          partials + (piece.first_chunk - piece.begin_chunk) * partial);

@@ -35,6 +35,7 @@ enum class Op {
     Linear,
     Gated,
     StoreKV,
+    StoreLatent,
     Attend,
     Gather,
     Logits
@@ -110,7 +111,7 @@ struct Instruction {
     int64_t rotary = kNone;
     // The factor of activate, the other summand, the row to be like, the gate of blend, the coefficients of mix.
     int64_t other = kNone;
-    std::vector<int64_t> streams;  // mix
+    std::vector<int64_t> streams;  // mix; store_latent: q_latent, q_rope, latent, k_rope
     int64_t out[FORM_COUNT] = {kNone, kNone, kNone};
     int width = 0;  // of the input
     int out_width = 0;
@@ -223,6 +224,8 @@ private:
                         float* buffer) const;
     void mixture(const Instruction& i, const Context& c);
     void mixture_pass(const Instruction& i, const Context& c, int first, int rows);
+    TokenPlace place_of(const Instruction& i, const Context& c, int row) const;
+    void latent_row(const Instruction& i, const Context& c, int row, float* buffer) const;
     void store_row(const Instruction& i, const Context& c, int row, float* buffer) const;
     void attend_item(const Instruction& i, const Context& c, int item, float* buffer) const;
 

@@ -49,6 +49,7 @@ class KVCache:
         self,
         kv_heads: int,
         head_dim: int,
+        latent: int,
         half: bool,
         block_size: int,
         blocks: Sequence[int],
@@ -154,6 +155,18 @@ class Program:
         v_norm: HeadNorm | None,
     ) -> None:
         """The weight of each norm covers all of its heads."""
+
+    def store_latent(
+        self,
+        inputs: Sequence[int],
+        rotary: int,
+        rotary_width: int,
+        out: int,
+        shape: AttentionShape,
+        cache: KVCache,
+        /,
+    ) -> None:
+        """`inputs`: q_latent, q_rope, latent, k_rope."""
 
     def attend(
         self, q: int, out: int, shape: AttentionShape, cache: KVCache, sinks: npt.NDArray[np.float32] | None

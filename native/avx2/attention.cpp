@@ -10,8 +10,8 @@ namespace {
 
 using namespace octavo;
 
-Partial lay_out_partial(float* at, int count, int padded) {
-    float* largest = at + int64_t{count} * padded;
+Partial lay_out_partial(float* at, int count, int wide) {
+    float* largest = at + int64_t{count} * wide;
     return {at, largest, largest + count};
 }
 
@@ -20,24 +20,26 @@ Rows lay_out(const AttendItem& item, const HeadShape& shape) {
     rows.group = shape.heads / shape.kv_heads;
     rows.count = item.tokens * rows.group;
     rows.depth = shape.head_dim;
-    rows.padded = (shape.head_dim + 7) / 8 * 8;
-    const int64_t partial = attend_partial(rows.count, rows.depth);
+    rows.padded = (rows.depth + 7) / 8 * 8;
+    rows.width = attend_width(shape);
+    rows.wide = (rows.width + 7) / 8 * 8;
+    const int64_t partial = attend_partial(rows.count, rows.width);
     rows.k = item.scratch;
     rows.v = rows.k + int64_t{kStep} * rows.padded;
-    rows.score = rows.v + int64_t{kStep} * rows.padded;
+    rows.score = rows.v + int64_t{kStep} * rows.wide;
     rows.q = rows.score + int64_t{kStep} * rows.count;
     rows.factor = rows.q + int64_t{rows.count} * rows.padded;
     rows.slope = item.slopes == nullptr ? nullptr : rows.factor + rows.count;
     rows.position = reinterpret_cast<int*>(rows.factor + 2 * rows.count);
     rows.begin = rows.position + rows.count;
     float* partials = rows.factor + 4 * rows.count;
-    rows.part = lay_out_partial(partials, rows.count, rows.padded);
-    rows.total = lay_out_partial(partials + partial, rows.count, rows.padded);
+    rows.part = lay_out_partial(partials, rows.count, rows.wide);
+    rows.total = lay_out_partial(partials + partial, rows.count, rows.wide);
     return rows;
 }
 
 void clear(const Rows& rows, const Partial& partial) {
-    memset(partial.sum_v, 0, sizeof(float) * rows.count * rows.padded);
+    memset(partial.sum_v, 0, sizeof(float) * rows.count * rows.wide);
     for (int r = 0; r < rows.count; ++r) {
         partial.largest[r] = kMinusInfinity;
         partial.sum[r] = 0;
@@ -85,11 +87,59 @@ void copy_step(const AttendItem& item, const HeadShape& shape, int start, int lo
             for (int t = 0; t < run; t += 8) _mm256_storeu_ps(k + t, load_cached(at.keys, from + t, HALF));
         }
         for (int t = at_least(first, low); t < at_most(first + run, high); ++t) {
-            float* v = rows.v + (t - start) * rows.padded;
+            float* v = rows.v + (t - start) * rows.wide;
             const int64_t from = int64_t{at.offset + t - first} * rows.depth;
             int i = 0;
             for (; i + 8 <= rows.depth; i += 8) _mm256_storeu_ps(v + i, load_cached(at.values, from + i, HALF));
-            for (; i < rows.padded; ++i) v[i] = i < rows.depth ? load_cached_one(at.values, from + i, HALF) : 0.0f;
+            for (; i < rows.wide; ++i) v[i] = i < rows.depth ? load_cached_one(at.values, from + i, HALF) : 0.0f;
+        }
+    }
+}
+
+inline void transpose(__m256 (&rows)[8]) {
+    __m256 pairs[8];
+    for (int i = 0; i < 4; ++i) {
+        pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    __m256 fours[8];
+    for (int i = 0; i < 2; ++i) {
+        for (int j = 0; j < 2; ++j) {
+            const __m256 a = pairs[4 * i + j];
+            const __m256 b = pairs[4 * i + 2 + j];
+            fours[4 * i + 2 * j] = _mm256_shuffle_ps(a, b, 0x44);
+            fours[4 * i + 2 * j + 1] = _mm256_shuffle_ps(a, b, 0xee);
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+        rows[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+    }
+}
+
+// The same where values are the first elements of the keys.
+template <bool HALF>
+void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
+    const int size = shape.block_size;
+    const int run = at_most(kStep, size);
+    for (int first = start; first < start + kStep; first += run) {
+        if (first >= high || first + run <= low) continue;
+        const Cached at = find(item, shape, first);
+        for (int i = 0; i < rows.depth; i += 8) {
+            for (int t = 0; t < run; t += 8) {
+                __m256 keys[8];
+                for (int j = 0; j < 8; ++j) {
+                    keys[j] = _mm256_setzero_ps();
+                    if (i + j >= rows.depth) continue;
+                    keys[j] = load_cached(at.keys, int64_t{i + j} * size + at.offset + t, HALF);
+                    _mm256_storeu_ps(rows.k + int64_t{i + j} * kStep + (first - start + t), keys[j]);
+                }
+                if (i >= rows.width) continue;
+                for (int j = rows.width - i; j < 8; ++j) keys[j] = _mm256_setzero_ps();
+                transpose(keys);
+                float* v = rows.v + int64_t{first - start + t} * rows.wide + i;
+                for (int j = 0; j < 8; ++j) _mm256_storeu_ps(v + int64_t{j} * rows.wide, keys[j]);
+            }
         }
     }
 }
@@ -97,7 +147,7 @@ void copy_step(const AttendItem& item, const HeadShape& shape, int start, int lo
 StepData copied(const Rows& rows) {
     const char* k = reinterpret_cast<const char*>(rows.k);
     const char* v = reinterpret_cast<const char*>(rows.v);
-    const int64_t value_bytes = sizeof(float) * rows.padded;
+    const int64_t value_bytes = sizeof(float) * rows.wide;
     const char* const later_k = k + 16 * sizeof(float);
     const char* const later_v = v + 16 * value_bytes;
     return {{k, later_k}, {v, later_v}, {k, later_k}, {v, later_v}, sizeof(float) * kStep, value_bytes};
@@ -126,10 +176,13 @@ StepData in_place(const AttendItem& item, const HeadShape& shape, int start, int
 // Tokens [low, high) of the step at `start`. All rows take the keys and then all take the values, so that these stay in
 // the first-level cache.
 void step(const AttendItem& item, const HeadShape& shape, const Rows& rows, int start, int low, int high) {
-    const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0;
+    const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0 || shape.latent > 0;
     const TileFns* fns = copy ? kTiles<COPIED> : shape.half ? kTiles<FLOAT16> : kTiles<FLOAT32>;
-    if (copy && shape.half) copy_step<true>(item, shape, start, low, high, rows);
-    if (copy && !shape.half) copy_step<false>(item, shape, start, low, high, rows);
+    if (copy) {
+        const auto fill = shape.latent > 0 ? (shape.half ? copy_latent<true> : copy_latent<false>)
+                                           : (shape.half ? copy_step<true> : copy_step<false>);
+        fill(item, shape, start, low, high, rows);
+    }
     const StepData data = copy ? copied(rows) : in_place(item, shape, start, low, high);
     const int tiles = (rows.count + kTileRows - 1) / kTileRows;
     const auto each_tile = [&](const auto& work) {
@@ -168,9 +221,9 @@ void end_chunk(const Rows& rows) {
         const float new_factor = _mm256_cvtss_f32(exp_down(_mm256_set1_ps(now - maximum)));
         rows.total.largest[r] = maximum;
         rows.total.sum[r] = __builtin_fmaf(rows.total.sum[r], old_factor, rows.part.sum[r] * new_factor);
-        float* total = rows.total.sum_v + int64_t{r} * rows.padded;
-        const float* part = rows.part.sum_v + int64_t{r} * rows.padded;
-        for (int i = 0; i < rows.padded; i += 8) {
+        float* total = rows.total.sum_v + int64_t{r} * rows.wide;
+        const float* part = rows.part.sum_v + int64_t{r} * rows.wide;
+        for (int i = 0; i < rows.wide; i += 8) {
             const __m256 added = _mm256_mul_ps(_mm256_loadu_ps(part + i), _mm256_set1_ps(new_factor));
             _mm256_storeu_ps(total + i, _mm256_fmadd_ps(_mm256_loadu_ps(total + i), _mm256_set1_ps(old_factor), added));
         }
@@ -207,22 +260,22 @@ void add_sink(const Rows& rows, int r, float sink) {
     const __m256 factor = exp_down(_mm256_set1_ps(before - maximum));
     const float own = _mm256_cvtss_f32(exp_down(_mm256_set1_ps(sink - maximum)));
     rows.total.sum[r] = __builtin_fmaf(rows.total.sum[r], _mm256_cvtss_f32(factor), own);
-    float* total = rows.total.sum_v + int64_t{r} * rows.padded;
-    for (int i = 0; i < rows.padded; i += 8) {
+    float* total = rows.total.sum_v + int64_t{r} * rows.wide;
+    for (int i = 0; i < rows.wide; i += 8) {
         _mm256_storeu_ps(total + i, _mm256_mul_ps(_mm256_loadu_ps(total + i), factor));
     }
 }
 
 void store_rows(const AttendItem& item, const HeadShape& shape, const Rows& rows) {
-    const int64_t width = int64_t{shape.heads} * shape.head_dim;
+    const int64_t width = int64_t{shape.heads} * rows.width;
     for (int r = 0; r < rows.count; ++r) {
         const int head = item.kv_head * rows.group + r % rows.group;
-        float* out = item.out + r / rows.group * width + head * rows.depth;
+        float* out = item.out + r / rows.group * width + head * rows.width;
         if (item.sinks != nullptr) add_sink(rows, r, item.sinks[head]);
         const __m256 sum = _mm256_set1_ps(rows.total.sum[r]);
-        for (int i = 0; i < rows.depth; i += 8) {
-            const __m256 total = _mm256_loadu_ps(rows.total.sum_v + int64_t{r} * rows.padded + i);
-            store_some(out + i, rows.depth - i, _mm256_div_ps(total, sum));
+        for (int i = 0; i < rows.width; i += 8) {
+            const __m256 total = _mm256_loadu_ps(rows.total.sum_v + int64_t{r} * rows.wide + i);
+            store_some(out + i, rows.width - i, _mm256_div_ps(total, sum));
         }
     }
 }
@@ -243,9 +296,9 @@ void attend(const AttendItem& item, const HeadShape& shape) {
 void attend_part(const AttendItem& item, const HeadShape& shape, int first, int count, float* partials) {
     Rows rows = lay_out(item, shape);
     load_queries(item, shape, rows);
-    const int64_t partial = attend_partial(rows.count, rows.depth);
+    const int64_t partial = attend_partial(rows.count, rows.width);
     for (int i = 0; i < count; ++i) {
-        rows.part = lay_out_partial(partials + i * partial, rows.count, rows.padded);
+        rows.part = lay_out_partial(partials + i * partial, rows.count, rows.wide);
         attend_chunk(item, shape, rows, (first + i) * kChunkTokens);
     }
 }
@@ -253,9 +306,9 @@ void attend_part(const AttendItem& item, const HeadShape& shape, int first, int 
 void attend_join(const AttendItem& item, const HeadShape& shape, int count, float* partials) {
     Rows rows = lay_out(item, shape);
     clear(rows, rows.total);
-    const int64_t partial = attend_partial(rows.count, rows.depth);
+    const int64_t partial = attend_partial(rows.count, rows.width);
     for (int i = 0; i < count; ++i) {
-        rows.part = lay_out_partial(partials + i * partial, rows.count, rows.padded);
+        rows.part = lay_out_partial(partials + i * partial, rows.count, rows.wide);
         end_chunk(rows);
     }
     store_rows(item, shape, rows);

@@ -19,7 +19,7 @@ inline int at_most(int a, int b) { return a < b ? a : b; }
 
 // A softmax over a part of the context, for every row.
 struct Partial {
-    float* sum_v;    // [count][padded]: sum of exp(score - largest) * v
+    float* sum_v;    // [count][wide]: sum of exp(score - largest) * v
     float* largest;  // [count]
     float* sum;      // [count]: sum of exp(score - largest)
 };
@@ -28,10 +28,12 @@ struct Partial {
 struct Rows {
     int count;
     int group;      // query heads per KV head
-    int depth;      // head_dim
-    int padded;     // head_dim rounded up to 8
+    int depth;      // elements of a key
+    int padded;     // the same rounded up to 8
+    int width;      // elements of a value
+    int wide;       // the same rounded up to 8
     float* k;       // [depth][32] of the current step
-    float* v;       // [32][padded]
+    float* v;       // [32][wide]
     float* q;       // [count][padded]
     float* score;   // [count][32]
     float* factor;  // [count]: what a step multiplies the sums so far by
@@ -233,7 +235,7 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
 template <int N, int J, Source SOURCE>
 inline void add_columns(const Rows& rows, const StepData& data, int row, int column, int low, int high,
                         const float* factor) {
-    const int64_t stride = rows.padded;
+    const int64_t stride = rows.wide;
     float* part = rows.part.sum_v + row * stride + column;
     __m256 acc[N][J];
 #pragma GCC unroll 6
@@ -268,10 +270,10 @@ template <int N, Source SOURCE>
 void add_values(const Rows& rows, const StepData& data, int row, int low, int high, const float* factor) {
     constexpr int J = N == 1 ? 8 : kVectors<N>;
     int column = 0;
-    for (; column + 8 * J <= rows.padded; column += 8 * J) {
+    for (; column + 8 * J <= rows.wide; column += 8 * J) {
         add_columns<N, J, SOURCE>(rows, data, row, column, low, high, factor);
     }
-    for (; column < rows.padded; column += 8) {
+    for (; column < rows.wide; column += 8) {
         add_columns<N, 1, SOURCE>(rows, data, row, column, low, high, factor);
     }
 }

@@ -67,7 +67,7 @@ void store_kv(const StoreItem& item, const HeadShape& shape) {
     prepare(item.qkv, shape.heads, item.norms[0], shape, item.rotary, item.rotary_half, item.q);
     if (shape.temperature_floor > 0) {
         const float steps =
-            floorf(static_cast<float>(item.position + shape.temperature_start) / shape.temperature_floor);
+            floorf(static_cast<float>(item.place.position + shape.temperature_start) / shape.temperature_floor);
         const __m256 factor = _mm256_set1_ps(1.0f + shape.temperature * log1pf(steps));
         for (int i = 0; i < shape.heads * depth; i += 8) {
             const int left = shape.heads * depth - i;
@@ -81,16 +81,38 @@ void store_kv(const StoreItem& item, const HeadShape& shape) {
     float* v = k + width;
     prepare(from, shape.kv_heads, item.norms[1], shape, item.rotary, item.rotary_half, k);
     prepare(from + width, shape.kv_heads, item.norms[2], shape, nullptr, 0, v);
-    uint8_t* keys = item.cache.data + item.block * item.cache.block_bytes;
+    uint8_t* keys = item.place.cache.data + item.place.block * item.place.cache.block_bytes;
     uint8_t* values = keys + int64_t{width} * size * (shape.half ? 2 : 4);
     for (int h = 0; h < shape.kv_heads; ++h) {
         for (int i = 0; i < depth; ++i) {
-            store_cached(keys, (int64_t{h} * depth + i) * size + item.offset, shape.half, k[h * depth + i]);
-            store_cached(values, (int64_t{h} * size + item.offset) * depth + i, shape.half, v[h * depth + i]);
+            store_cached(keys, (int64_t{h} * depth + i) * size + item.place.offset, shape.half, k[h * depth + i]);
+            store_cached(values, (int64_t{h} * size + item.place.offset) * depth + i, shape.half, v[h * depth + i]);
         }
+    }
+}
+
+void store_latent(const LatentItem& item, const HeadShape& shape) {
+    const int latent = shape.latent;
+    const int rope = shape.head_dim - latent;
+    for (int h = 0; h < shape.heads; ++h) {
+        float* q = item.q + h * shape.head_dim;
+        memcpy(q, item.q_latent + h * latent, sizeof(float) * latent);
+        memcpy(q + latent, item.q_rope + h * rope, sizeof(float) * rope);
+        rotate(q + latent, item.rotary, item.rotary_half);
+    }
+    float* k = item.scratch;
+    memcpy(k, item.latent, sizeof(float) * latent);
+    memcpy(k + latent, item.k_rope, sizeof(float) * rope);
+    rotate(k + latent, item.rotary, item.rotary_half);
+    uint8_t* keys = item.place.cache.data + item.place.block * item.place.cache.block_bytes;
+    for (int i = 0; i < shape.head_dim; ++i) {
+        store_cached(keys, int64_t{i} * shape.block_size + item.place.offset, shape.half, k[i]);
     }
 }
 
 }  // namespace
 
-void octavo::fill_store_kv_avx2(Kernels& table) { table.store_kv = store_kv; }
+void octavo::fill_store_kv_avx2(Kernels& table) {
+    table.store_kv = store_kv;
+    table.store_latent = store_latent;
+}

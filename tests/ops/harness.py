@@ -15,6 +15,7 @@ import pytest
 from octavo.devices import DeviceUnavailable, select_device
 from octavo.ops.contract import (
     F32,
+    AttentionShape,
     BatchArrays,
     BatchLimits,
     CompiledModel,
@@ -136,31 +137,46 @@ def rowwise(dev: Device, op: Callable[[Any, Any, Any], Any], width: int, x: F32)
 
 
 def storing(
-    dev: Device, qkv: F32, shape: Any, rope: Rope | None = None, **norms: HeadNorm
+    dev: Device, qkv: F32, shape: AttentionShape, rope: Rope | None = None, **norms: HeadNorm
 ) -> Callable[[Any, Any], Any]:
-    """store_kv, as `op(ops, batch)`, of rows of `qkv`; weights of `norms` (q_norm, k_norm, v_norm) are arrays."""
+    """store_kv, as `op(ops, batch)`, of rows of `qkv`; weights of `norms` (q_norm, k_norm, v_norm) are arrays.
+
+    Of latent attention store_latent: `qkv` then holds q_latent, q_rope, latent and k_rope, and without `rope` nothing
+    turns."""
+    if shape.latent:
+        turned = shape.head_dim - shape.latent
+        cuts = np.cumsum([shape.heads * shape.latent, shape.heads * turned, shape.latent])
+        tables = [dev.weight([f32(part)]) for part in np.split(qkv, cuts, axis=1)]
+        still = Rope((0.0,) * (turned // 2))
+
+        def store_latent(ops: Any, batch: Any) -> Any:
+            parts = (ops.embed(batch, table, 1.0) for table in tables)
+            return ops.store_latent(batch, *parts, ops.rotary(batch, rope or still), shape)
+
+        return store_latent
+
     table = dev.weight([f32(qkv)])
     own = {name: norm._replace(weight=dev.vector(norm.weight)) for name, norm in norms.items()}
 
-    def op(ops: Any, batch: Any) -> Any:
+    def store_kv(ops: Any, batch: Any) -> Any:
         rotary = None if rope is None else ops.rotary(batch, rope)
         return ops.store_kv(batch, ops.embed(batch, table, 1.0), rotary, shape, **own)
 
-    return op
+    return store_kv
 
 
 def attention_model(
-    dev: Device, qkv: F32, shape: Any, pages: Pages, dtype: str, sinks: F32 | None = None, **store: Any
+    dev: Device, qkv: F32, shape: AttentionShape, pages: Pages, dtype: str, sinks: F32 | None = None, **store: Any
 ) -> CompiledModel:
-    """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store`: see `storing`."""
+    """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store`, and `qkv` of latent attention: see `storing`."""
     stored = storing(dev, qkv, shape, **store)
     sunk = None if sinks is None else dev.vector(sinks)
 
     def op(ops: Any, batch: Any) -> Any:
         return ops.attend(batch, stored(ops, batch), shape, sunk)
 
-    spec = pages.spec(shape.kv_heads, shape.head_dim, dtype, (shape.group,))
-    return compile_op(dev, op, shape.heads * shape.head_dim, pages, spec)
+    spec = pages.spec(shape.kv_heads, shape.head_dim, dtype, (shape.group,))._replace(latent=shape.latent)
+    return compile_op(dev, op, shape.heads * (shape.latent or shape.head_dim), pages, spec)
 
 
 def drawing_model(dev: Device, logits: F32) -> tuple[CompiledModel, Callable[[Sequence[int]], BatchArrays]]:

@@ -38,12 +38,13 @@ class Case(NamedTuple):
     alibi: float = 0.0
     """The largest slope; they halve every eight heads."""
     sunk: bool = False
+    latent: int = 0
 
     def shape(self, layer: int = 0, group: int = 0) -> AttentionShape:
         scale = 1.5 * self.head_dim**-0.5
         shape = AttentionShape(self.heads, self.kv_heads, self.head_dim, scale, layer, group, self.window, self.softcap)
         slopes = tuple(self.alibi * 2 ** (-head / 8) for head in range(self.heads)) if self.alibi else ()
-        return shape._replace(chunk=self.chunk, alibi=slopes)
+        return shape._replace(chunk=self.chunk, alibi=slopes, latent=self.latent)
 
     def sinks(self) -> Any:
         """From one that takes no part to one that takes nearly all, in turns; None without."""
@@ -51,10 +52,15 @@ class Case(NamedTuple):
         return np.resize(choices, self.heads) if self.sunk else None
 
     def qkv(self, tokens: int, seed: int = 0) -> Any:
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        width = (self.heads + (1 if self.latent else 2) * self.kv_heads) * self.head_dim
         return np.random.default_rng(seed).standard_normal((tokens, width)).astype(np.float32)
 
     def split(self, qkv: Any) -> tuple[Any, Any, Any]:
+        if self.latent:
+            cuts = np.cumsum([self.heads * self.latent, self.heads * (self.head_dim - self.latent)])
+            q_latent, q_rope, k = np.split(qkv, cuts, axis=1)
+            parts = [part.reshape(len(qkv), self.heads, -1) for part in (q_latent, q_rope)]
+            return np.concatenate(parts, axis=2), k[:, None], k[:, None, : self.latent]
         heads = qkv.reshape(len(qkv), -1, self.head_dim)
         return tuple(np.split(heads, [self.heads, self.heads + self.kv_heads], axis=1))  # type: ignore[return-value]
 
@@ -89,6 +95,10 @@ CASES = (
     Case(6, 2, 20, 0, 0.0, 16, "float32", chunk=200, alibi=0.1, sunk=True),
     Case(2, 1, 1024, 0, 0.0, 16, "float16", sunk=True),
     Case(3, 1, 514, 0, 0.0, 32, "float16"),
+    Case(2, 1, 576, 0, 0.0, 16, "float16", latent=512),
+    Case(128, 1, 20, 0, 0.0, 16, "float16", sunk=True, latent=12),
+    Case(5, 1, 44, 70, 9.0, 128, "float32", latent=38),
+    Case(24, 1, 40, 0, 0.0, 64, "float32", chunk=48, alibi=0.1, latent=32),
 )
 
 
@@ -293,6 +303,28 @@ def test_a_layer_reads_the_keys_of_another(name: str) -> None:
     truth.assert_within(got, (value.reshape(10, -1), bound.reshape(10, -1)))
 
 
+@pytest.mark.parametrize("rotated", [6, 10])
+def test_store_latent(name: str, rotated: int) -> None:
+    """q comes back as it is used; the keys are seen through attention. `rotated` 6 of 10 leaves the rest alone."""
+    case, length = Case(3, 1, 30, 0, 0.0, 16, "float32", latent=20), 50
+    qkv, pages, dev, shape = case.qkv(length), Pages(1, length), device(name), case.shape()
+    rope = Rope(tuple((1e4 ** (-np.arange(0, rotated, 2) / rotated)).astype(np.float32).tolist()), 1.25)
+    q, k, v = case.split(qkv)
+
+    def turned(x: Any) -> truth.Pair:
+        value, off = truth.turn((x[..., 20:], np.zeros(x[..., 20:].shape)), range(length), rope)
+        return tuple(np.concatenate([a, b], axis=2) for a, b in ((x[..., :20], value), (0 * x[..., :20], off)))
+
+    (q, q_off), (k, k_off) = turned(q), turned(k)
+    step = pages.step([Span(0, 0, range(length))])
+    spec = pages.spec(1, 30)._replace(latent=20)
+    got = compile_op(dev, storing(dev, qkv, shape, rope), 90, pages, spec).raw_logits(step)
+    truth.assert_within(got, (q.reshape(length, -1), q_off.reshape(length, -1)))
+    got = attention_model(dev, qkv, shape, pages, "float32", rope=rope).raw_logits(step)
+    value, bound = truth.attend(q, k, v, range(length), shape, (q_off, k_off, 0))
+    truth.assert_within(got, (value.reshape(length, -1), bound.reshape(length, -1)))
+
+
 def test_layers_use_the_table_of_their_group(name: str) -> None:
     """Two layers, each with a group and a window of its own, in one body."""
     near, far = Case(2, 1, 32, 7, 0.0, 16, "float32"), Case(2, 1, 32, 0, 0.0, 16, "float32")
@@ -315,21 +347,23 @@ def test_layers_use_the_table_of_their_group(name: str) -> None:
     truth.assert_within(got, (value, pairs[0][1] + pairs[1][1] + 4 * UNIT * np.abs(value)))
 
 
-def test_copied_blocks_serve_another_sequence(name: str) -> None:
+@pytest.mark.parametrize("latent", [0, 20])
+def test_copied_blocks_serve_another_sequence(name: str, latent: int) -> None:
     """Slot 1 gets the blocks of slot 0 in group 0 by copies, and goes on as slot 0 would; group 1 is untouched."""
-    case, dev = Case(4, 2, 32, 0, 0.0, 16, "float16"), device(name)
+    case, dev = Case(4, 1 if latent else 2, 32, 0, 0.0, 16, "float16", latent=latent), device(name)
     qkv, pages = case.qkv(41), Pages(3, 48, groups=2)
-    table = dev.weight([f32(qkv)])
 
     def op(ops: Any, batch: Any) -> Any:
         outs = []
         for layer, group in ((0, 0), (1, 1), (2, 0)):
             shape = case.shape(layer, group)
-            outs.append(ops.attend(batch, ops.store_kv(batch, ops.embed(batch, table, 1.0), None, shape), shape))
+            outs.append(ops.attend(batch, storing(dev, qkv, shape)(ops, batch), shape))
         return ops.linear(ops.linear(outs[0], identity, residual=outs[2]), identity, residual=outs[1])
 
-    identity = dev.weight([f32(np.eye(128))])
-    model = compile_op(dev, op, 128, pages, pages.spec(2, 32, "float16", (0, 1, 0)))
+    width = 4 * (latent or 32)
+    identity = dev.weight([f32(np.eye(width))])
+    spec = pages.spec(case.kv_heads, 32, "float16", (0, 1, 0))._replace(latent=latent)
+    model = compile_op(dev, op, width, pages, spec)
     model.raw_logits(pages.step([Span(0, 0, range(40))]))
     wanted = model.raw_logits(pages.step([Span(0, 40, [40])]))
     copies = {g: np.stack([pages.tables[g][0], pages.tables[g][1]], axis=1) for g in (0, 1)}

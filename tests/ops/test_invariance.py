@@ -150,6 +150,7 @@ SHAPES = (
     AttentionShape(8, 8, 32, 0.2, 0, 0, 20, 30.0),
     AttentionShape(6, 2, 36, 0.2, 0, 0, chunk=300, temperature=Temperature(0.1, 64)),
     AttentionShape(9, 1, 20, 0.2, 0, 0, alibi=tuple(2.0**-h for h in range(9)), clip=1.5),
+    AttentionShape(12, 1, 44, 0.2, 0, 0, latent=28),
 )
 
 ROPE = Rope(tuple((1e4 ** (-np.arange(8) / 8)).astype(np.float32).tolist()))
@@ -161,7 +162,7 @@ def test_attention(name: str, shape: AttentionShape, dtype: str) -> None:
     _assert_tokens_stand_alone(name, shape, dtype, None)
 
 
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], SHAPES[5]], ids=str)
 def test_attention_with_sinks(name: str, shape: AttentionShape) -> None:
     _assert_tokens_stand_alone(name, shape, "float16", _random(1, shape.heads, 3)[0])
 
@@ -170,7 +171,7 @@ def _assert_tokens_stand_alone(name: str, shape: AttentionShape, dtype: str, sin
     """A prompt of 1,100 tokens at once; in chunks; token by token near every edge; in larger blocks and shuffled ones;
     in the company of others: always the same bits."""
     length = 1100
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    width = (shape.heads + (1 if shape.latent else 2) * shape.kv_heads) * shape.head_dim
     qkv = _random(length, width)
     q_norm = HeadNorm(_random(1, shape.head_dim, 1)[0], 1e-6)
     k_norm = HeadNorm(_random(1, shape.kv_heads * shape.head_dim, 2)[0], 1e-5, "all", center=True, after=True)

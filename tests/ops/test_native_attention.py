@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.ops import truth
-from tests.ops.harness import Pages, Span, attention_model, device, f32
+from tests.ops.harness import Pages, Span, attention_model, compile_op, device, f32
 from tests.ops.test_attention_ops import Case
 
 LENGTH = 1300
@@ -31,6 +31,8 @@ CUTS = (
         Case(12, 2, 96, 0, 0.0, 16, "float32"),
         Case(6, 2, 64, 0, 0.0, 16, "float16", chunk=650, sunk=True),
         Case(71, 1, 20, 0, 0.0, 32, "float16", alibi=0.25, sunk=True),
+        Case(16, 1, 60, 0, 0.0, 16, "float16", latent=44),
+        Case(128, 1, 24, 700, 0.0, 64, "float32", sunk=True, latent=16),
     ],
     ids=str,
 )
@@ -78,3 +80,21 @@ def test_more_long_contexts_than_there_is_room_to_share() -> None:
     alone = np.concatenate([model.raw_logits(pages.step([span])) for span in spans])
     assert np.array_equal(together.view(np.uint32), alone.view(np.uint32))
     assert len(np.unique(together[:, 0])) == slots
+
+
+@pytest.mark.parametrize(
+    ("word", "fields", "sinks"),
+    [
+        ("sinks is 3 wide, wanted 4", {}, 3),
+        ("alibi is 5 wide, wanted 4", {"alibi": (1.0,) * 5}, None),
+        ("20 latent", {"latent": 20}, None),
+        ("KV heads of 64", {"head_dim": 64}, None),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(word: str, fields: dict[str, Any], sinks: int | None) -> None:
+    """When the model is compiled, before anything could be written beyond a buffer."""
+    dev, pages = device("cpu"), Pages(1, 16)
+    shape, q = Case(4, 1, 32, 0, 0.0, 16, "float16").shape()._replace(**fields), np.zeros((1, 4 * 32), np.float32)
+    table, sunk = dev.weight([f32(q)]), None if sinks is None else dev.vector(np.zeros(sinks, np.float32))
+    with pytest.raises(ValueError, match=word):
+        compile_op(dev, lambda ops, batch: ops.attend(batch, ops.embed(batch, table, 1.0), shape, sunk), 128, pages)

@@ -61,7 +61,13 @@ class CpuDevice:
         """Zero-filled; memory is taken as blocks are first written. Raises MemoryError."""
         check_cache(spec)
         native = self.native.KVCache(
-            spec.kv_heads, spec.head_dim, spec.dtype == "float16", spec.block_size, spec.blocks, spec.group_of
+            spec.kv_heads,
+            spec.head_dim,
+            spec.latent,
+            spec.dtype == "float16",
+            spec.block_size,
+            spec.blocks,
+            spec.group_of,
         )
         return CpuCache(spec, native)
 

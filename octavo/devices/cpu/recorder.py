@@ -362,6 +362,8 @@ class Recorder:
         v_norm: HeadNorm | None = None,
     ) -> CpuArray:
         self._check_shape(shape)
+        if shape.latent:
+            raise ValueError("store_kv: latent attention has no values to store; use store_latent")
         stored = shape.kv_heads * shape.stores
         _same_width("store_kv: qkv", qkv.width, (shape.heads + 2 * stored) * shape.head_dim)
         heads = (("q_norm", q_norm, shape.heads), ("k_norm", k_norm, stored), ("v_norm", v_norm, stored))
@@ -379,6 +381,33 @@ class Recorder:
         )
         return out
 
+    def store_latent(
+        self, batch: Any, q_latent: Any, q_rope: Any, latent: Any, k_rope: Any, rotary: Any, shape: AttentionShape
+    ) -> CpuArray:
+        self._check_shape(shape)
+        turned = shape.head_dim - shape.latent
+        inputs = {
+            "q_latent": (q_latent, shape.heads * shape.latent),
+            "q_rope": (q_rope, shape.heads * turned),
+            "latent": (latent, shape.latent),
+            "k_rope": (k_rope, turned),
+        }
+        for name, (x, width) in inputs.items():
+            _same_width(f"store_latent: {name}", x.width, width)
+        if not shape.latent or rotary.width > turned:
+            raise ValueError(
+                f"store_latent: rotary turns {rotary.width} values of the {turned} beside {shape.latent} of the latent"
+            )
+        sources = [self._read(x.floats) for x, _ in inputs.values()]
+        turns = self._read(rotary.floats)
+        out = self._array(shape.heads * shape.head_dim)
+        self._add(
+            lambda program, at: program.store_latent(
+                [at(b) for b in sources], at(turns), rotary.width, at(out.floats), shape, self.cache
+            )
+        )
+        return out
+
     def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> CpuArray:
         self._check_shape(shape)
         _same_width("attend: q", q.width, shape.heads * shape.head_dim)
@@ -387,7 +416,7 @@ class Recorder:
         if shape.alibi:
             _same_width("attend: alibi", len(shape.alibi), shape.heads)
         source = self._read(q.floats)
-        out = self._array(q.width)
+        out = self._array(shape.heads * (shape.latent or shape.head_dim))
         self._add(lambda program, at: program.attend(at(source), at(out.floats), shape, self.cache, sinks))
         return out
 
@@ -475,10 +504,10 @@ class Recorder:
 
     def _check_shape(self, shape: AttentionShape) -> None:
         spec = self.spec
-        if (shape.kv_heads, shape.head_dim) != (spec.kv_heads, spec.head_dim):
+        if (shape.kv_heads, shape.head_dim, shape.latent) != (spec.kv_heads, spec.head_dim, spec.latent):
             raise ValueError(
-                f"attention of {shape.kv_heads} KV heads of {shape.head_dim} does not fit the KV cache's "
-                f"{spec.kv_heads} of {spec.head_dim}"
+                f"attention of {shape.kv_heads} KV heads of {shape.head_dim}, of which {shape.latent} latent, does not "
+                f"fit the KV cache's {spec.kv_heads} of {spec.head_dim}, of which {spec.latent} latent"
             )
         if shape.kv_heads < 1 or shape.heads % shape.kv_heads:
             raise ValueError(f"attention: {shape.heads} query heads cannot share {shape.kv_heads} KV heads evenly")

@@ -83,12 +83,14 @@ class TorchCache:
         dtype = torch.float16 if spec.dtype == "float16" else torch.float32
         shapes = [(spec.blocks[group], spec.block_size, spec.kv_heads, spec.head_dim) for group in spec.group_of]
         self.k = [torch.zeros(shape, dtype=dtype, device=place) for shape in shapes]
-        self.v = [torch.zeros(shape, dtype=dtype, device=place) for shape in shapes]
+        # Of latent attention, the values are the beginning of the keys.
+        self.v = [k[..., : spec.latent] if spec.latent else torch.zeros_like(k) for k in self.k]
 
-    def write(self, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Store k and v [T, G, d] at (block, token in block)."""
         self.k[layer][blocks, offsets] = k.to(self.k[layer].dtype)
-        self.v[layer][blocks, offsets] = v.to(self.v[layer].dtype)
+        if v is not None:
+            self.v[layer][blocks, offsets] = v.to(self.v[layer].dtype)
 
     def read(self, layer: int, table: I32, first: int, end: int) -> tuple[Tensor, Tensor]:
         """K and V [G, end - first, d] in float32 at positions [first, end) of the sequence with block table `table`."""
@@ -154,7 +156,8 @@ class TorchModel:
             if layer_group == group:
                 for source, destination in pairs.tolist():
                     self.cache.k[layer][destination] = self.cache.k[layer][source]
-                    self.cache.v[layer][destination] = self.cache.v[layer][source]
+                    if not self.cache.spec.latent:
+                        self.cache.v[layer][destination] = self.cache.v[layer][source]
 
 
 class TorchOps:
@@ -282,8 +285,17 @@ class TorchOps:
             batch.cache.write(shape.layer, *batch.written[shape.group], k, v)
         return _tensor(q.flatten(1))
 
+    def store_latent(
+        self, batch: Any, q_latent: Any, q_rope: Any, latent: Any, k_rope: Any, rotary: Any, shape: AttentionShape
+    ) -> Tensor:
+        rows = len(latent)
+        turned = _rotate(q_rope.view(rows, shape.heads, -1), rotary)
+        k = torch.cat([latent[:, None], _rotate(k_rope[:, None], rotary)], dim=2)
+        batch.cache.write(shape.layer, *batch.written[shape.group], k, None)
+        return _tensor(torch.cat([q_latent.view(rows, shape.heads, -1), turned], dim=2).flatten(1))
+
     def attend(self, batch: Any, q: Any, shape: AttentionShape, sinks: Any = None) -> Tensor:
-        out = torch.empty_like(q)
+        out = q.new_empty(len(q), shape.heads * (shape.latent or shape.head_dim))
         starts = batch.arrays.starts.tolist()
         for slot, start, end in zip(batch.arrays.slots.tolist(), starts[:-1], starts[1:], strict=True):
             positions = batch.positions[start:end]
@@ -294,7 +306,7 @@ class TorchOps:
             away = torch.arange(first, last + 1, device=q.device) - positions[:, None]
             seen = (away <= 0) & (away >= (begins - positions)[:, None])
             out[start:end] = _attend(q[start:end], k, v, away, seen, shape, sinks)
-        return out
+        return _tensor(out)
 
     def gather(self, batch: Any, x: Any) -> Tensor:
         return _tensor(x[batch.rows])
