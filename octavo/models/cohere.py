@@ -25,7 +25,7 @@ DEFAULTS = {
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "Cohere2ForCausalLM" in raw["architectures"]:
+    if "Cohere2ForCausalLM" in (raw.get("architectures") or ()):
         return in_common_words(raw, {**DEFAULTS, "sliding_window": 4096})
     return in_common_words(raw, {**DEFAULTS, "rope_theta": 500000.0}) | {"sliding_window": None}
 

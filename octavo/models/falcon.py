@@ -67,6 +67,8 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     bias, parallel = bool(c.raw.get("bias")), bool(c.raw["parallel_attn"])
     if c.raw.get("new_decoder_architecture") and not parallel:
         raise ModelConfigError("parallel_attn = false together with new_decoder_architecture = true is not supported")
+    if c.raw.get("apply_residual_connection_post_layernorm"):
+        raise ModelConfigError("apply_residual_connection_post_layernorm = true: such a residual is not supported")
     alibi = bool(c.raw.get("alibi"))
     rope = None if alibi else make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
 

@@ -19,9 +19,17 @@ from octavo.models.names import LLAMA as NAMES
 __all__ = ["NAMES", "make", "rewrite"]
 
 
+DEFAULTS = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+}
+
+
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first files say "gelu" and mean its tanh form."""
-    out = in_common_words(raw, {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"})
+    out = in_common_words(raw, DEFAULTS)
     if (out.get("hidden_activation") or out["hidden_act"]) == "gelu":
         out["hidden_activation"] = "gelu_pytorch_tanh"
     return out

@@ -26,6 +26,8 @@ NAMES = but(
 DEFAULTS = {
     "tie_word_embeddings": True,
     "head_dim": 256,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 4096,
     "query_pre_attn_scalar": 256,

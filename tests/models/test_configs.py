@@ -1,0 +1,134 @@
+"""What a config asks for and no model is built for is refused with its key; tables of positions bound the context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from octavo.models.config import ACTIVATIONS, ModelConfigError
+from octavo.models.decoder import Decoder
+from octavo.models.registry import find
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def build(name: str, **keys: Any) -> Decoder:
+    raw = {**SIZES, **keys, "architectures": [name]}
+    architecture = find(raw)
+    return architecture.make(architecture.config(raw), 64)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("PhiForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
+    ("PhiForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    ("GPTJForCausalLM", {"tie_word_embeddings": True, "rotary_dim": 16}, "tie_word_embeddings"),
+    ("GPTJForCausalLM", {"rotary_dim": None}, "rotary_dim = None"),
+    ("GPTJForCausalLM", {"rotary_dim": 18}, "rotary_dim = 18"),
+    ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
+    ("GPTBigCodeForCausalLM", {"add_cross_attention": True}, "add_cross_attention"),
+    ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+    ("FalconForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+    ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
+    ("MPTForCausalLM", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale = 'inv_sqrt_d_model'"),
+    ("MPTForCausalLM", {"norm_type": "rmsnorm"}, "norm_type = 'rmsnorm'"),
+    ("MPTForCausalLM", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln = True"),
+    ("MPTForCausalLM", {"attn_config": {"rope": True}}, "attn_config.rope = True"),
+    ("MPTForCausalLM", {"attn_config": {"attn_type": "grouped_query_attention"}}, "grouped_query_attention"),
+    ("MPTForCausalLM", {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_type = 'mptglu'"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
+def test_what_is_not_built_is_refused_by_its_key(name: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        build(name, **keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rows"),
+    [
+        ("GPT2LMHeadModel", {"n_positions": 70}, 70),
+        ("GPT2LMHeadModel", {}, 1024),
+        ("GPTBigCodeForCausalLM", {"n_positions": 70}, 70),
+        ("OPTForCausalLM", {"max_position_embeddings": 70}, 72),
+        ("MPTForCausalLM", {"max_seq_len": 70, "attn_config": {"alibi": False}}, 70),
+    ],
+)
+def test_the_context_ends_with_the_table_of_positions(name: str, keys: dict[str, Any], rows: int) -> None:
+    """`resolve` refuses more than `max_position_embeddings`."""
+    model = build(name, **keys)
+    assert model.positions is not None
+    assert model.positions.needs()[0].shape == (rows, 64)
+    assert model.config.max_position_embeddings == rows - model.positions.offset
+
+
+def test_layers_slide_by_turns_where_the_config_lists_no_kinds() -> None:
+    layers = {"num_hidden_layers": 8, "sliding_window": 16}
+    gemma = [b.attn.window for b in build("Gemma2ForCausalLM", **layers).blocks]
+    assert gemma == [16, 0] * 4
+    cohere = build("Cohere2ForCausalLM", **layers).blocks
+    assert [b.attn.window for b in cohere] == [16, 16, 16, 0] * 2
+    assert [b.attn.rope is None for b in cohere] == [False, False, False, True] * 2
+    assert [b.attn.window for b in build("CohereForCausalLM", **layers).blocks] == [0] * 8
+
+
+CLASSES = {
+    "GemmaForCausalLM": "GemmaConfig",
+    "Gemma2ForCausalLM": "Gemma2Config",
+    "PhiForCausalLM": "PhiConfig",
+    "Phi3ForCausalLM": "Phi3Config",
+    "GlmForCausalLM": "GlmConfig",
+    "Glm4ForCausalLM": "Glm4Config",
+    "Starcoder2ForCausalLM": "Starcoder2Config",
+    "CohereForCausalLM": "CohereConfig",
+    "Cohere2ForCausalLM": "Cohere2Config",
+    "StableLmForCausalLM": "StableLmConfig",
+    "GPT2LMHeadModel": "GPT2Config",
+    "GPTBigCodeForCausalLM": "GPTBigCodeConfig",
+    "GPTJForCausalLM": "GPTJConfig",
+    "GPTNeoXForCausalLM": "GPTNeoXConfig",
+    "OPTForCausalLM": "OPTConfig",
+    "FalconForCausalLM": "FalconConfig",
+    "BloomForCausalLM": "BloomConfig",
+    "MptForCausalLM": "MptConfig",
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_key_that_a_file_leaves_out_means_what_transformers_takes_it_for(name: str) -> None:
+    """The classes' defaults, for what is not a size."""
+    theirs = getattr(transformers, CLASSES[name])()
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "ffn_dim")
+    raw = {key: getattr(theirs, key) for key in sizes if hasattr(theirs, key)} | {"architectures": [name]}
+    architecture = find(raw)
+    c = architecture.config(raw)
+
+    def default(*keys: str) -> Any:
+        return next((getattr(theirs, key) for key in keys if getattr(theirs, key, None) is not None), None)
+
+    assert c.eps == (default("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") or 1e-5)
+    assert c.tie_word_embeddings == theirs.tie_word_embeddings
+    assert c.max_position_embeddings == (default("max_position_embeddings", "max_seq_len") or 2048)
+    fixed = {"BloomForCausalLM": "gelu_new", "MptForCausalLM": "gelu"}
+    word = fixed.get(name) or default("hidden_activation", "hidden_act", "activation_function", "activation")
+    assert c.activation == ACTIVATIONS[word]
+    multi_query = name == "FalconForCausalLM"
+    assert c.kv_heads == (1 if multi_query else default("num_key_value_heads") or c.heads)
+    assert c.head_dim == (default("head_dim") or theirs.hidden_size // theirs.num_attention_heads)
+    rope = default("rope_parameters")
+    if rope is not None:
+        assert c.rope["rope_theta"] == rope["rope_theta"]
+        assert c.rope.get("partial_rotary_factor", 1.0) == rope.get("partial_rotary_factor", 1.0)
+    block = architecture.make(c, 64).blocks[0]
+    assert block.attn.window == (default("sliding_window") or 0)
