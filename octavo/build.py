@@ -23,12 +23,12 @@ from octavo.devices import DeviceUnavailable, select_device
 from octavo.devices.memory import available_memory
 from octavo.engine import Engine, build_engine
 from octavo.info import ModelInfo
-from octavo.layers.moe import RouterError
 from octavo.layers.rope import RopeError
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import find
 from octavo.models.weights import LoadError, load
+from octavo.ops.check import RouterError
 from octavo.ops.contract import Device
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local

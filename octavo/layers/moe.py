@@ -9,12 +9,9 @@ import numpy as np
 
 from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, matrices, vectors
 from octavo.layers.mlp import GatedMLP
+from octavo.ops.check import check_router
 from octavo.ops.contract import F32, Activation, Array, Device, Ops, Router, Vector, Weight
 from octavo.parallel.rank import Cut, Rank
-
-
-class RouterError(ValueError):
-    """The config asks for more experts than there are, or for groups that do not divide them."""
 
 
 class Experts(Leaf):
@@ -88,7 +85,7 @@ class MoE(Layer):
         router_bias: bool = False,
         limit: float = 0.0,
     ):
-        _check(router, experts)
+        check_router(router, experts)
         self.rule = router
         self.activation = activation
         self.limit = limit
@@ -127,15 +124,3 @@ class MoE(Layer):
             residual=residual if self.rank.first else None,
         )
         return ops.reduce(out) if self.rank.count > 1 else out
-
-
-def _check(router: Router, experts: int) -> None:
-    size, left = divmod(experts, router.groups)
-    if left or not 0 < router.top_groups <= router.groups:
-        raise RouterError(
-            f"{experts} experts in {router.groups} groups, of which {router.top_groups} count, are not supported"
-        )
-    if router.groups > 1 and router.group_score == "top2" and size < 2:
-        raise RouterError(f"groups of {size} expert have no two best ones ({experts} experts, {router.groups} groups)")
-    if not 0 < router.top_k <= size * router.top_groups:
-        raise RouterError(f"{router.top_k} experts per token of {size * router.top_groups} cannot be chosen")

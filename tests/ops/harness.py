@@ -23,6 +23,7 @@ from octavo.ops.contract import (
     HeadNorm,
     KVSpec,
     Rope,
+    Router,
     Sampling,
     Stored,
 )
@@ -134,6 +135,33 @@ def rowwise(dev: Device, op: Callable[[Any, Any, Any], Any], width: int, x: F32)
     pages = Pages(1, max(16, len(x)))
     model = compile_op(dev, lambda ops, batch: op(ops, batch, ops.embed(batch, table, 1.0)), width, pages)
     return model.raw_logits(pages.step([Span(0, 0, range(len(x)))]))
+
+
+def routes(dev: Device, logits: Any, router: Router, correction: Any = None) -> F32:
+    """[rows, E]: the weight of each expert in each row, 0 where it was not chosen. Expert e of this mixture gives the
+    unit vector e whatever it gets: its matrices are zero, its biases one."""
+    logits = np.asarray(logits, np.float32)
+    experts = logits.shape[1]
+    zero = dev.weight([f32(np.zeros((64, 32)))])
+    down = dev.weight([f32(np.zeros((experts, 32)))])
+    ones, units = dev.vector(np.ones(experts * 64, np.float32)), dev.vector(np.eye(experts, dtype=np.float32).ravel())
+    vector = None if correction is None else dev.vector(np.asarray(correction, np.float32))
+    table = dev.weight([f32(logits)])
+
+    def op(ops: Any, batch: Any, x: Any) -> Any:
+        return ops.moe(
+            x,
+            ops.embed(batch, table, 1.0),
+            (zero,) * experts,
+            (down,) * experts,
+            router,
+            "identity",
+            correction=vector,
+            gate_up_bias=ones,
+            down_bias=units,
+        )
+
+    return rowwise(dev, op, experts, np.ones((len(logits), 32), np.float32))
 
 
 def storing(

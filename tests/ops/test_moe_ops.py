@@ -22,39 +22,13 @@ from tests.ops.harness import (
     device,
     f32,
     random_stored,
+    routes,
     rowwise,
 )
 
 
 def _random(*shape: int, seed: int = 0) -> F32:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def _routes(dev: Device, logits: Any, router: Router, correction: Any = None) -> F32:
-    """[rows, E]: the weight of each expert in each row, 0 where it was not chosen. Expert e of this mixture gives the
-    unit vector e whatever it gets: its matrices are zero, its biases one."""
-    logits = np.asarray(logits, np.float32)
-    experts = logits.shape[1]
-    zero = dev.weight([f32(np.zeros((64, 32)))])
-    down = dev.weight([f32(np.zeros((experts, 32)))])
-    ones, units = dev.vector(np.ones(experts * 64, np.float32)), dev.vector(np.eye(experts, dtype=np.float32).ravel())
-    vector = None if correction is None else dev.vector(np.asarray(correction, np.float32))
-    table = dev.weight([f32(logits)])
-
-    def op(ops: Any, batch: Any, x: Any) -> Any:
-        return ops.moe(
-            x,
-            ops.embed(batch, table, 1.0),
-            (zero,) * experts,
-            (down,) * experts,
-            router,
-            "identity",
-            correction=vector,
-            gate_up_bias=ones,
-            down_bias=units,
-        )
-
-    return rowwise(dev, op, experts, np.ones((len(logits), 32), np.float32))
 
 
 LOG = np.log
@@ -130,7 +104,7 @@ def test_routing_by_hand(name: str, case: str) -> None:
     router, logits, correction, wanted = BY_HAND[case]
     row = np.asarray(logits, np.float32)
     # The same logits in each of three rows, and others between them.
-    got = _routes(device(name), [row, -row, row, row[::-1], row], router, correction)
+    got = routes(device(name), [row, -row, row, row[::-1], row], router, correction)
     assert {e: w for e, w in enumerate(got[0].tolist()) if w} == pytest.approx(wanted, rel=2e-6)
     assert np.array_equal(got[0], got[2]) and np.array_equal(got[0], got[4])
 
@@ -144,13 +118,14 @@ def test_routing_by_hand(name: str, case: str) -> None:
         Router(2, groups=3),
         Router(2, groups=4, top_groups=5),
         Router(3, groups=4, top_groups=1),
+        Router(1, groups=8, group_score="top2"),
         Router(1, "sofmax"),  # type: ignore[arg-type]
         Router(1, groups=2, group_score="mean"),  # type: ignore[arg-type]
     ],
 )
 def test_routers_that_cannot_choose(name: str, router: Router) -> None:
     with pytest.raises(ValueError, match="moe"):
-        _routes(device(name), _random(2, 8), router)
+        routes(device(name), _random(2, 8), router)
 
 
 class _Mixture:
@@ -302,7 +277,7 @@ def test_a_mixture_equals_its_parts(activations: Activations, weigh_input: bool)
         )
 
     got = rowwise(dev, whole, 100, x)
-    shares = _routes(dev, logits, router._replace(weigh_input=False))
+    shares = routes(dev, logits, router._replace(weigh_input=False))
     order = np.argsort(-logits, axis=1, kind="stable")[:, :3]
     weights = np.take_along_axis(shares, order, axis=1)
     assert (weights > 0).all()
