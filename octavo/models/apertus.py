@@ -3,7 +3,7 @@ layer (Huang and Schlag, "Deriving activation functions using integration", 2024
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class XIELU(Leaf):
         shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
         return [Need(part, "", shape, matrix=False) for part, shape in shapes.items()]
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
         p, n, beta, eps = (value.reshape(()) for value in vectors(values))
         parameters: F32 = np.stack([np.logaddexp(0, p), beta + np.logaddexp(0, n), beta, eps]).astype(np.float32)
         self.weight = device.vector(parameters)
@@ -73,7 +73,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         if c.raw.get(key, built) is not built:
             raise ModelConfigError(f"{key} = {c.raw[key]!r}: Apertus is built with {built} only")
 
-    def mlp() -> PlainMLP:
+    def mlp(i: int) -> PlainMLP:
         if c.activation == "xielu":
             return XIELUMLP(c.hidden_size, c.intermediate_size)
         return PlainMLP(c.hidden_size, c.intermediate_size, c.activation, bias=False)

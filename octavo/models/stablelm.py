@@ -3,7 +3,7 @@ a norm per query and key head (StableLM 2 12B) where the config asks for them.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class _HeadNorms(LayerNorm):
     def needs(self) -> list[Need]:
         return [Need(f"{head}", ".weight", (self.head_dim,), matrix=False) for head in range(self.heads)]
 
-    def fill(self, device: Device, values: Sequence[tuple[Need, Value]], style: str) -> None:
+    def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
         self.weight = device.vector(np.concatenate(vectors(values)[self.kept]))
 
 
