@@ -28,7 +28,6 @@ from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import find
 from octavo.models.weights import LoadError, load
-from octavo.ops.check import RouterError
 from octavo.ops.contract import Device
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
@@ -110,7 +109,7 @@ def _open(path: Path) -> Iterator[Checkpoint]:
     with open_checkpoint(path) as checkpoint:
         try:
             yield checkpoint
-        except (ModelConfigError, LoadError, RopeError, RouterError, TokenizerError) as error:
+        except (ModelConfigError, LoadError, RopeError, TokenizerError) as error:
             if str(path) in str(error):
                 raise
             raise type(error)(f"{path}: {error}") from None

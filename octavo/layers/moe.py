@@ -9,7 +9,6 @@ import numpy as np
 
 from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, matrices, vectors
 from octavo.layers.mlp import GatedMLP
-from octavo.ops.check import check_router
 from octavo.ops.contract import F32, Activation, Array, Device, Ops, Router, Vector, Weight
 from octavo.parallel.rank import Cut, Rank
 
@@ -65,8 +64,6 @@ class MoE(Layer):
     `correction`: the router has a vector that is added for the choice only. `shared_gate`: the shared expert is
     multiplied by the sigmoid of a linear function of x; `shared_scale` multiplies it too. `bias`: of the experts;
     `router_bias`: of the router. `limit`: see `Ops.gated`.
-
-    Raises RouterError.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class MoE(Layer):
         router_bias: bool = False,
         limit: float = 0.0,
     ):
-        check_router(router, experts)
         self.rule = router
         self.activation = activation
         self.limit = limit

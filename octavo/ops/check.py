@@ -16,10 +16,6 @@ from octavo.ops.contract import I32, BatchArrays, BatchLimits, KVSpec, Router, S
 Values = npt.NDArray[Any]
 
 
-class RouterError(ValueError):
-    """A router that cannot choose among the experts there are."""
-
-
 _TINY = float(np.finfo(np.float32).tiny)
 _HUGE = float(np.finfo(np.float32).max)
 
@@ -107,17 +103,17 @@ def check_parts(parts: list[Stored]) -> None:
 
 
 def check_router(router: Router, experts: int) -> None:
-    """`router` can choose among `experts` experts. Raises RouterError."""
+    """`router` can choose among `experts` experts."""
     if router.scoring not in get_args(Scoring):
-        raise RouterError(f"moe: unknown scoring {router.scoring!r}; there are {', '.join(get_args(Scoring))}")
+        raise ValueError(f"moe: unknown scoring {router.scoring!r}; there are {', '.join(get_args(Scoring))}")
     if router.group_score not in ("max", "top2"):
-        raise RouterError(f'moe: unknown group_score {router.group_score!r}; there are "max" and "top2"')
+        raise ValueError(f'moe: unknown group_score {router.group_score!r}; there are "max" and "top2"')
     if not 1 <= router.groups <= experts or experts % router.groups or not 1 <= router.top_groups <= router.groups:
-        raise RouterError(f"moe: {experts} experts do not make {router.top_groups} of {router.groups} groups")
+        raise ValueError(f"moe: {experts} experts do not make {router.top_groups} of {router.groups} groups")
     if router.groups > 1 and router.group_score == "top2" and experts < 2 * router.groups:
-        raise RouterError(f"moe: {router.groups} groups of {experts} experts have no two largest scores each")
+        raise ValueError(f"moe: {router.groups} groups of {experts} experts have no two largest scores each")
     if not 1 <= router.top_k <= experts // router.groups * (router.top_groups if router.groups > 1 else 1):
-        raise RouterError(
+        raise ValueError(
             f"moe: top_k {router.top_k} of {experts} experts, of which {router.top_groups} of {router.groups} groups "
             "are looked at"
         )
