@@ -46,21 +46,25 @@ inline void unpack_cell(const uint8_t* panel, int cell, float* out, int64_t stri
 // Cells [first, first + cells) of a panel to out[k * stride + column].
 template <int KIND>
 void unpack(const uint8_t* panel, int first, int cells, float* out, int64_t stride) {
-    if constexpr (is_quantized(KIND)) {
-        for (int c = 0; c < cells; ++c) unpack_cell<KIND>(panel, first + c, out + c * kCell * stride, stride);
-    } else {
-        const uint8_t* at = panel + int64_t{first} * kKinds[KIND].cell_bytes;
-        for (int k = 0; k < cells * kCell; ++k) {
-            __m256 v;
-            if constexpr (KIND == F32) {
-                v = _mm256_loadu_ps(reinterpret_cast<const float*>(at + k * 32));
-            } else if constexpr (KIND == F16) {
-                v = load_halves(at + k * 16);
-            } else {
-                const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + k * 16));
-                v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    for (int c = 0; c < cells; ++c, out += kCell * stride) {
+        if constexpr (is_quantized(KIND)) {
+            fetch_ahead<KIND>(place_of<KIND>(panel, first + c).cell);
+            unpack_cell<KIND>(panel, first + c, out, stride);
+        } else {
+            const uint8_t* at = panel + int64_t{first + c} * kKinds[KIND].cell_bytes;
+            fetch_ahead<KIND>(at);
+            for (int k = 0; k < kCell; ++k) {
+                __m256 v;
+                if constexpr (KIND == F32) {
+                    v = _mm256_loadu_ps(reinterpret_cast<const float*>(at + k * 32));
+                } else if constexpr (KIND == F16) {
+                    v = load_halves(at + k * 16);
+                } else {
+                    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + k * 16));
+                    v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+                }
+                _mm256_storeu_ps(out + k * stride, v);
             }
-            _mm256_storeu_ps(out + k * stride, v);
         }
     }
 }
