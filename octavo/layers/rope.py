@@ -116,7 +116,7 @@ def _longrope(p: Mapping[str, Any], base: float, rotated: int, native: int, leng
     factors = np.asarray(p["long_factor"] if length > original else p["short_factor"], np.float32)
     if len(factors) != rotated // 2:
         raise RopeError(f"longrope lists {len(factors)} factors, {rotated // 2} are needed")
-    stretch = native / original if p.get("original_max_position_embeddings") else float(p.get("factor") or 1.0)
+    stretch = float(p.get("factor") or native / original)
     scale = p.get("attention_factor")
     if scale is None:
         scale = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
