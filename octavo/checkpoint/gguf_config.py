@@ -26,12 +26,23 @@ _WORDS = {
 }
 """Metadata of any family -> config.json."""
 
+_EXPERT_WORDS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+"""Likewise, where there are experts."""
+
 
 def translate(meta: Metadata, family: Family) -> dict[str, Any]:
     """config.json for the model of a file. Raises CheckpointError for missing or impossible values."""
     path, shapes = meta.path, meta.shapes
     hidden, heads = meta.integer("embedding_length"), meta.integer("attention.head_count")
-    layers = meta.integer("block_count")
+    layers = meta.layers
     if not hidden or not heads or not layers:
         raise CheckpointError(
             f"{path}: embedding_length, head_count and block_count must be positive, not {hidden}, "
@@ -68,13 +79,17 @@ def translate(meta: Metadata, family: Family) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(meta),
     }
     rotated = meta.integer("rope.dimension_count", head_dim)
-    if rotated != head_dim:
+    if meta.own("rope.dimension_count") is not None:
         config["partial_rotary_factor"] = rotated / head_dim
+    config.update(_rotary(meta, config, rotated // 2))
     config.update({word: meta.has(part) for word, part in family.switches.items()})
-    for key, word in (*_WORDS.items(), *family.words.items()):
+    words = {**_WORDS, **(_EXPERT_WORDS if meta.plain("expert_count") else {}), **family.words}
+    for key, word in words.items():
         value = meta.plain(key)
-        if value:
+        if value is not None and (value or not isinstance(value, float)):  # a multiplier of 0 means none
             config[word] = value
+    if "num_experts" in config:
+        config["moe_intermediate_size"] = meta.width("ffn_down_exps.weight")
     config.update(family.constants)
     if family.more is not None:
         config.update(family.more(meta, config))
@@ -93,15 +108,46 @@ def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
         ("factor", "factor"),
         ("original_context_length", "original_max_position_embeddings"),
         ("attn_factor", "attention_factor"),
+        ("yarn_attn_factor", "attention_factor"),
         ("yarn_beta_fast", "beta_fast"),
         ("yarn_beta_slow", "beta_slow"),
     ):
         value = meta.own(f"rope.scaling.{key}")
         if value:
             scaling[word] = value
+    if kind == "yarn" and meta.own("rope.scaling.yarn_log_multiplier") is not None:
+        scaling["mscale"] = 1.0
+        scaling["mscale_all_dim"] = meta.number("rope.scaling.yarn_log_multiplier")
     if factor:
         scaling["factor"] = meta.number("rope.scaling.factor", factor)
     return scaling
+
+
+def _rotary(meta: Metadata, config: dict[str, Any], count: int) -> dict[str, Any]:
+    """What the tensors about RoPE say: one divides each of the `count` rotary frequencies (Llama 3), or two do for
+    short and long contexts (Phi 3)."""
+    for name, values in meta.rotary.items():
+        if len(values) != count:
+            raise CheckpointError(
+                f"{meta.path}: '{name}.weight' has the shape [{len(values)}] where [{count}] was expected. Convert the "
+                f"model again."
+            )
+        if not all(value > 0 for value in values):
+            raise CheckpointError(f"{meta.path}: '{name}.weight' must hold positive numbers. Convert the model again.")
+    out: dict[str, Any] = {}
+    if "rope_freqs" in meta.rotary:
+        out["rope_freq_factors"] = meta.rotary["rope_freqs"]
+    if "rope_factors_long" in meta.rotary and "rope_factors_short" in meta.rotary:
+        out["rope_scaling"] = {
+            **(config["rope_scaling"] or {}),
+            "rope_type": "longrope",
+            "long_factor": meta.rotary["rope_factors_long"],
+            "short_factor": meta.rotary["rope_factors_short"],
+            "original_max_position_embeddings": meta.integer("rope.scaling.original_context_length"),
+        }
+        if meta.own("rope.scaling.attn_factor") is not None:
+            out["rope_scaling"]["attention_factor"] = meta.number("rope.scaling.attn_factor")
+    return out
 
 
 def _special_ids(values: Mapping[str, Any]) -> dict[str, int]:

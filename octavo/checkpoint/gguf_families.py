@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.gguf_metadata import Metadata
-from octavo.checkpoint.gguf_names import LLAMA, SANDWICH, Names
+from octavo.checkpoint.gguf_names import BEHIND, EXPERTS, LLAMA, SANDWICH, Names
 
 Config = dict[str, Any]
 
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_down.bias"}
+
+
+_LAYER_NORM = "attention.layer_norm_epsilon"
 
 
 class Family(NamedTuple):
@@ -35,26 +38,124 @@ class Family(NamedTuple):
     """Key of config.json -> the tensor of layer 0 whose presence it says."""
     constants: Mapping[str, Any] = {}
     """What the files do not say."""
+    vectors: Mapping[str, tuple[str, tuple[int, ...]]] = {}
+    """Metadata with a number per layer that is a tensor of each layer elsewhere -> (its name, its shape)."""
     more: Callable[[Metadata, Config], Config] | None = None
     """(metadata, config so far) -> what else config.json says."""
 
 
-def _layer_types(meta: Metadata, config: Config, period: int) -> list[str]:
+def _layer_types(meta: Metadata, period: int) -> list[str]:
     """Which layers slide: as the file says, layer by layer or by period; without a word the last of each `period`
     layers does not."""
-    layers: int = config["num_hidden_layers"]
-    slides = meta.per_layer("attention.sliding_window_pattern", layers)
+    slides = meta.per_layer(f"{meta.architecture}.attention.sliding_window_pattern")
     if slides is None:
         period = meta.integer("attention.sliding_window_pattern", period)
-        slides = [bool(period) and (i + 1) % period != 0 for i in range(layers)]
+        slides = [bool(period) and (i + 1) % period != 0 for i in range(meta.layers)]
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
 def _llama(meta: Metadata, config: Config) -> Config:
-    """Files of InternLM 3 say they are llama, and may have a bias on q, k and v only: what config.json does not say
-    follows from the tensors."""
+    """Mixtral's files say they are llama. So do InternLM 3's, which may have a bias on q, k and v only: what
+    config.json does not say follows from the tensors."""
+    if "num_experts" in config:
+        return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     same = meta.has("attn_q.bias") == meta.has("attn_output.bias")
     return {} if same else {"attention_bias": None}
+
+
+def _plain_rope(config: Config) -> Config:
+    """Says that RoPE is not scaled to families that otherwise take it to be."""
+    if config["rope_scaling"] is not None:
+        return {}
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]}}
+
+
+_BAICHUAN_13B_LAYERS = 40
+"""The size with ALiBi instead of RoPE, in both releases; files do not say so."""
+
+
+def _baichuan(meta: Metadata, config: Config) -> Config:
+    if meta.layers != _BAICHUAN_13B_LAYERS:
+        return {}
+    return {"max_position_embeddings": None, "model_max_length": config["max_position_embeddings"]}
+
+
+def _mistral3(meta: Metadata, config: Config) -> Config:
+    beta = meta.number("attention.temperature_scale", 0.0)
+    if not beta or config["rope_scaling"] is None:
+        return _plain_rope(config)
+    return {"rope_scaling": {**config["rope_scaling"], "llama_4_scaling_beta": beta}}
+
+
+def _olmo2(meta: Metadata, config: Config) -> Config:
+    """OLMo 3's files say they are olmo2."""
+    if not config.get("sliding_window"):
+        return {}
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "layer_types": _layer_types(meta, 4),
+    }
+
+
+_EXAONE4_32B_LAYERS = 64
+"""The released size with windows; its first files do not say so."""
+
+
+def _exaone4(meta: Metadata, config: Config) -> Config:
+    window = meta.integer("attention.sliding_window", 4096 if meta.layers == _EXAONE4_32B_LAYERS else 0)
+    return {"sliding_window": window or None, "layer_types": _layer_types(meta, 4 if window else 0)}
+
+
+def _some_layers(meta: Metadata, config: Config) -> Config:
+    """Which layers of a Qwen have no experts."""
+    return {
+        "mlp_only_layers": sorted(set(range(meta.layers)) - set(meta.layers_with("ffn_gate_inp.weight"))),
+        "shared_expert_intermediate_size": meta.width("ffn_down_shexp.weight"),
+    }
+
+
+def _granite_moe(meta: Metadata, config: Config) -> Config:
+    shared = meta.width("ffn_down_shexp.weight")
+    return {"architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": shared} if shared else {}
+
+
+def _shared_experts(meta: Metadata, config: Config) -> int:
+    """How many of a layer's experts every token passes; in files these are one of their width together."""
+    width, each = meta.width("ffn_down_shexp.weight"), config["moe_intermediate_size"]
+    if not each or width % each:
+        raise CheckpointError(
+            f"{meta.path}: the shared experts are {width} wide, no multiple of the {each} of the others. Convert the "
+            f"model again."
+        )
+    return int(width // each)
+
+
+def _ernie_moe(meta: Metadata, config: Config) -> Config:
+    layers = meta.layers_with("ffn_gate_inp.weight") or [0]
+    return {
+        "moe_layer_start_index": layers[0],
+        "moe_layer_end_index": layers[-1],
+        "moe_num_shared_experts": _shared_experts(meta, config),
+    }
+
+
+def _glm4_moe(meta: Metadata, config: Config) -> Config:
+    return {"n_shared_experts": _shared_experts(meta, config)}
+
+
+def _hunyuan_moe(meta: Metadata, config: Config) -> Config:
+    width = meta.width("ffn_down_shexp.weight")
+    return {"num_shared_expert": width // config["intermediate_size"]}
+
+
+def _phimoe(meta: Metadata, config: Config) -> Config:
+    out: Config = {"lm_head_bias": "output.bias" in meta.shapes}
+    scaling = config["rope_scaling"]
+    if scaling is not None:
+        scale = scaling.get("attention_factor", 1.0)
+        out["rope_scaling"] = {**scaling, "short_mscale": scale, "long_mscale": scale}
+    return out
 
 
 _GEMMA3_LOCAL_BASE = 10000.0
@@ -63,7 +164,7 @@ _GEMMA3_27B_LAYERS = 62
 
 
 def _gemma3(meta: Metadata, config: Config) -> Config:
-    largest = config["num_hidden_layers"] == _GEMMA3_27B_LAYERS
+    largest = meta.layers == _GEMMA3_27B_LAYERS
     scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -71,13 +172,13 @@ def _gemma3(meta: Metadata, config: Config) -> Config:
         "rope_local_base_freq": meta.number("rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
         "query_pre_attn_scalar": scalar,
         "sliding_window": meta.integer("attention.sliding_window"),
-        "layer_types": _layer_types(meta, config, 6),
+        "layer_types": _layer_types(meta, 6),
     }
 
 
 def _minicpm(meta: Metadata, config: Config) -> Config:
     """Files without multipliers are of the first release, whose config.json llama.cpp's loader knows by heart."""
-    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    layers, hidden = meta.layers, config["hidden_size"]
     logits = meta.number("logit_scale", hidden / 256)
     if logits <= 0:
         raise CheckpointError(f"{meta.path}: the metadata 'minicpm.logit_scale' is {logits}. Convert the model again.")
@@ -96,8 +197,9 @@ _GRANITE = {
 }
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM", "llama", paired=True, more=_llama),
+    "llama": Family("LlamaForCausalLM", "llama", EXPERTS, paired=True, more=_llama),
     "arcee": Family("ArceeForCausalLM", "arcee", paired=True, constants={"hidden_act": "relu2"}),
+    "baichuan": Family("BaichuanForCausalLM", "baichuan", paired=True, more=_baichuan),
     "ernie4_5": Family("Ernie4_5ForCausalLM", "ernie4_5", switches={"use_bias": "attn_q.bias"}),
     "exaone": Family("LlamaForCausalLM", "llama"),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", SANDWICH, more=_gemma3),
@@ -119,5 +221,73 @@ FAMILIES: dict[str, Family] = {
         switches={**BIASES, "attention_out_bias": "attn_output.bias"},
     ),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", paired=True),
+    "apertus": Family(
+        "ApertusForCausalLM",
+        "apertus",
+        LLAMA.but(attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm"),
+        constants={"hidden_act": "xielu"},
+        vectors={
+            "xielu.alpha_p": ("mlp.act_fn.alpha_p", (1,)),
+            "xielu.alpha_n": ("mlp.act_fn.alpha_n", (1,)),
+            "xielu.beta": ("mlp.act_fn.beta", ()),
+            "xielu.eps": ("mlp.act_fn.eps", ()),
+        },
+        more=lambda meta, config: _plain_rope(config),
+    ),
+    "ernie4_5-moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        EXPERTS.but(**{"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}),
+        words={"expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval"},
+        switches={"use_bias": "attn_q.bias"},
+        more=_ernie_moe,
+    ),
+    "exaone4": Family("Exaone4ForCausalLM", "exaone4", BEHIND, more=_exaone4),
+    "glm4moe": Family(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        EXPERTS.but(post_attention_norm="post_attention_layernorm"),
+        switches={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
+        more=_glm4_moe,
+    ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM", "granitemoe", EXPERTS, paired=True, words=_GRANITE, more=_granite_moe
+    ),
+    "hunyuan-moe": Family(
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_v1_moe",
+        EXPERTS.but(
+            attn_q_norm="self_attn.query_layernorm",
+            attn_k_norm="self_attn.key_layernorm",
+            ffn_gate_shexp="mlp.shared_mlp.gate_proj",
+            ffn_up_shexp="mlp.shared_mlp.up_proj",
+            ffn_down_shexp="mlp.shared_mlp.down_proj",
+        ),
+        words={"expert_used_count": "moe_topk"},
+        switches={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
+        more=_hunyuan_moe,
+    ),
+    "mistral3": Family("Ministral3ForCausalLM", "ministral3", paired=True, more=_mistral3),
+    "nemotron": Family("NemotronForCausalLM", "nemotron", eps=_LAYER_NORM, constants={"hidden_act": "relu2"}),
+    "olmo": Family("OlmoForCausalLM", "olmo", paired=True, eps=_LAYER_NORM, words={"attention.clamp_kqv": "clip_qkv"}),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", BEHIND, more=_olmo2),
+    "olmoe": Family("OlmoeForCausalLM", "olmoe", EXPERTS, constants={"norm_topk_prob": False}),
+    "phimoe": Family("PhimoeForCausalLM", "phimoe", EXPERTS, more=_phimoe),
+    "qwen2moe": Family(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        EXPERTS.but(
+            ffn_gate_shexp="mlp.shared_expert.gate_proj",
+            ffn_up_shexp="mlp.shared_expert.up_proj",
+            ffn_down_shexp="mlp.shared_expert.down_proj",
+            ffn_gate_inp_shexp="mlp.shared_expert_gate",
+        ),
+        switches={"qkv_bias": "attn_q.bias"},
+        constants={"norm_topk_prob": False},
+        more=_some_layers,
+    ),
+    "qwen3moe": Family(
+        "Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, constants={"norm_topk_prob": True}, more=_some_layers
+    ),
 }
 """general.architecture -> family."""

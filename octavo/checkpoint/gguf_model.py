@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.errors import CheckpointError
@@ -14,41 +17,45 @@ from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
 from octavo.quant import dense
 
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROTARY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+"""Tensors that say how RoPE is scaled: for us a part of the configuration."""
 
 
 def open_gguf(path: Path) -> Checkpoint:
     """Read the metadata and the tensor table of a .gguf file. Raises CheckpointError."""
     metadata, own = read_gguf(path)
-    meta = Metadata(path, metadata, {name: tensor.shape for name, tensor in own.items()})
+    rotary = {name: _numbers(own.pop(f"{name}.weight")) for name in _ROTARY if f"{name}.weight" in own}
+    meta = Metadata(path, metadata, {name: tensor.shape for name, tensor in own.items()}, rotary)
     family = family_of(meta)
     config = translate(meta, family)
-    factors = own.pop(_ROPE_FACTORS, None)
-    if factors is not None:
-        config["rope_freq_factors"] = _factors(path, factors, config)
     tensors: dict[str, Tensor] = {}
     for name, tensor in own.items():
+        if meta.is_beyond(name):
+            continue
         translated = family.names.hugging_face(name)
         if translated in tensors:
             raise CheckpointError(
                 f"{path} has two tensors for {translated!r}, one of them {name!r}. Convert the model again."
             )
+        tensor = tensor._replace(shape=_whole_shape(name, tensor.shape))
         tensors[translated] = _mark_paired(path, name, tensor, config) if family.paired else tensor
+    for key, (name, shape) in family.vectors.items():
+        for i, value in enumerate(meta.per_layer(key) or ()):
+            data = np.float32(value).reshape(1).view(np.uint8)
+            tensors[f"{family.names.prefix}{i}.{name}"] = Tensor("F32", shape, data, path)
     return Checkpoint(path, "gguf", config, generation(metadata), tensors, metadata)
 
 
-def _factors(path: Path, tensor: Tensor, config: dict[str, Any]) -> list[float]:
-    """Llama 3's context extension as the file has it: what divides each of the d/2 rotary frequencies."""
-    expected = int(config["head_dim"] * config.get("partial_rotary_factor", 1)) // 2
-    if tensor.shape != (expected,):
-        raise CheckpointError(
-            f"{path}: {_ROPE_FACTORS!r} has the shape {list(tensor.shape)} where [{expected}] was "
-            f"expected. Convert the model again."
-        )
-    factors = dense(Stored(tensor.kind, 1, expected, tensor.data.reshape(1, -1)))[0]
-    if not (factors > 0).all():
-        raise CheckpointError(f"{path}: {_ROPE_FACTORS!r} must hold positive numbers. Convert the model again.")
-    return [float(f) for f in factors]
+def _numbers(tensor: Tensor) -> list[float]:
+    count = math.prod(tensor.shape)
+    return [float(n) for n in dense(Stored(tensor.kind, 1, count, tensor.data.reshape(1, -1)))[0]]
+
+
+def _whole_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of tensors with a dimension of 1, which converters of other years wrote or left out."""
+    if name.endswith(".ffn_gate_inp_shexp.weight"):
+        return (1, shape[-1])
+    return shape[-1:] if name.endswith(".exp_probs_b.bias") else shape
 
 
 def _mark_paired(path: Path, name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:

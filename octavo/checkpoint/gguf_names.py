@@ -19,9 +19,9 @@ class Names(NamedTuple):
     """What follows `blk.N.` -> what follows `prefix`N."""
     prefix: str = "model.layers."
 
-    def but(self, top: Mapping[str, str] | None = None, **layer: str) -> Names:
-        """The same with these in place of those of the same names, or in addition."""
-        return self._replace(top={**self.top, **(top or {})}, layer={**self.layer, **layer})
+    def but(self, **layer: str) -> Names:
+        """The same with these parts of a layer in place of those of the same names, or in addition."""
+        return self._replace(layer={**self.layer, **layer})
 
     def hugging_face(self, name: str) -> str:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; an unknown name comes back as it is."""
@@ -54,6 +54,27 @@ LLAMA = Names(
     },
 )
 """The layout of most families."""
+
+EXPERTS = LLAMA.but(
+    **{
+        "ffn_gate_inp": "mlp.gate",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    }
+)
+"""With mixtures of experts; those of a layer are a stack in GGUF files."""
+
+BEHIND = LLAMA.but(
+    post_attention_norm="post_attention_layernorm",
+    post_ffw_norm="post_feedforward_layernorm",
+)
+"""With norms behind each branch instead of before (OLMo 2, EXAONE 4)."""
 
 SANDWICH = LLAMA.but(
     post_attention_norm="post_attention_layernorm",

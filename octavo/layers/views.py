@@ -136,10 +136,8 @@ class TurnedHeads:
 class Flat:
     """A matrix [a * b, n] from a tensor [a, b, n] with a = `count`."""
 
-    in_gguf = True
-
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, in_gguf: bool = True):
+        self.count, self.in_gguf = count, in_gguf
 
     def shape(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         return (self.count, wanted[0] // self.count, *wanted[1:])

@@ -59,6 +59,7 @@ def names(c: ModelConfig) -> Names:
     fused = (
         *(row for row in LLAMA if "{q,k,v}" not in row[0]),
         ("model.layers.{i}.self_attn.W_pack", "blocks.{i}.attn.qkv"),
+        ("model.layers.{i}.self_attn.{q,k,v}_proj", "blocks.{i}.attn.qkv.{q,k,v}"),  # GGUF
     )
     return but(fused, ("lm_head", "lm_head", UnitRows())) if c.raw["norm_head"] else fused
 

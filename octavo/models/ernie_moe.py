@@ -53,6 +53,6 @@ def names(c: ModelConfig) -> Names:
     correction = "model.layers.{i}.mlp.moe_statics.e_score_correction_bias"
     return (
         *ernie.names(c),
-        *but(EXPERTS, (correction, "blocks.{i}.mlp.correction", Flat(1))),
+        *but(EXPERTS, (correction, "blocks.{i}.mlp.correction", Flat(1, in_gguf=False))),
         *SHARED_EXPERTS,
     )

@@ -7,17 +7,20 @@ from octavo.layers.moe import MoE
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.dense import dense
-from octavo.models.names import LLAMA
+from octavo.models.names import EXPERTS, LLAMA, SHARED_EXPERTS
 from octavo.ops.contract import Router
 
 NAMES = (
-    *LLAMA,
+    *(row for row in LLAMA if ".mlp." not in row[0]),
     ("model.layers.{i}.block_sparse_moe.router.layer", "blocks.{i}.mlp.router"),
     ("model.layers.{i}.block_sparse_moe.input_linear", "blocks.{i}.mlp.gate_up.{e}"),
     ("model.layers.{i}.block_sparse_moe.output_linear", "blocks.{i}.mlp.down.{e}"),
     ("model.layers.{i}.shared_mlp.input_linear", "blocks.{i}.mlp.shared.gate_up"),
     ("model.layers.{i}.shared_mlp.output_linear", "blocks.{i}.mlp.shared.down"),
+    *EXPERTS,
+    *SHARED_EXPERTS,
 )
+"""The last two are for GGUF files."""
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

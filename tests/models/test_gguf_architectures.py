@@ -16,20 +16,51 @@ from tests.models.converter import Converter
 from tests.models.test_parity import PROMPTS, Checkpoints, prompt
 from tests.models.tiny import VARIANTS, Loaded
 
+_WINDOW = "files of this family say no window"
+_HUNYUAN = "the converter knows the lengths of the released models only"
+_BAICHUAN = "files of baichuan have a normalized head by their vocabulary, ALiBi by their number of layers"
+_ROPE = "the converter leaves out how RoPE is scaled"
+
 INEXPRESSIBLE = {
+    "apertus-bias-relu2": "files do not say the activation; an apertus has xIELU",
+    "baichuan-13b": _BAICHUAN,
+    "baichuan2": _BAICHUAN,
+    "baichuan2-13b": _BAICHUAN,
+    "ernie-moe-some-layers": "files do not say moe_norm_min",
+    "hunyuan-moe-layers": "files say one number of experts for all layers",
+    "hunyuan-moe-published": _HUNYUAN,
+    "ministral3-window": _WINDOW,
+    "mixtral-window": _WINDOW,
+    "nemotron-biases": "files of nemotron say a part of the head rotates where it is not hidden size / heads wide",
+    "olmo-bias": "the converter puts the rows of q and k in another order, but not their biases",
+    "olmoe-clipped": "files of olmoe say no clipping",
+    "phimoe": "files do not say the router's jitter",
+    "phimoe-published": "files do not say the router's jitter",
+    "qwen2-moe-some-layers": "the converter does not know layers without experts",
+    "qwen3-moe-some-layers": "the converter does not know layers without experts",
     "exaone-tied-bias": "files of exaone say a part of the head rotates where it is not hidden size / heads wide",
     "gemma3": "files of gemma3 say no other period of windows than 6",
+    "llama-rope-dynamic-stretched": _ROPE,
+    "llama-rope-long": _ROPE,
+    "llama-rope-long-factor": _ROPE,
+    "llama-rope-long-short": _ROPE,
+    "llama-rope-yarn-mscale": _ROPE,
+    "llama-rope-yarn-untruncated": _ROPE,
     "llama-mqa": "files do not say the activation; a llama's is SiLU",
-    "mistral-window": "files of llama say no window",
-    "qwen2-window": "files of qwen2 say no window",
+    "mistral-window": _WINDOW,
+    "qwen2-window": _WINDOW,
     "smollm3-window": "files of smollm3 say no window and no other interval of layers that do not rotate than 4",
-    "hunyuan": "the converter knows the lengths of the two released models only",
-    "hunyuan-release": "the converter knows the lengths of the two released models only",
+    "hunyuan": _HUNYUAN,
+    "hunyuan-release": _HUNYUAN,
     "internlm2-bias": "the converter cannot reshape the biases",
 }
 """Variants whose model a GGUF file cannot say, and why; so llama.cpp cannot run them either."""
 
-FAMILIES = "Arcee Ernie4_5 Exaone Gemma3 Granite HunYuanDenseV1 InternLM3 Llama Mistral Qwen2 Qwen3 SeedOss SmolLM3"
+FAMILIES = (
+    "Apertus Arcee Ernie4_5 Ernie4_5_Moe Exaone Exaone4 Gemma3 Glm4Moe Granite GraniteMoe GraniteMoeShared "
+    "HunYuanDenseV1 HunYuanMoEV1 InternLM3 Llama Ministral3 Mistral Mixtral Nemotron Olmo Olmo2 Olmo3 Olmoe Phimoe "
+    "Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3"
+)
 """Families of variants whose files are read."""
 
 CONVERTED = [
@@ -37,7 +68,11 @@ CONVERTED = [
 ]
 
 SAID: dict[str, dict[str, Any]] = {
+    "Ernie4_5_MoEForCausalLM": {"architectures": ["Ernie4_5_MoeForCausalLM"]},
     "ExaoneForCausalLM": {"activation_function": "silu"},
+    "HunYuanMoEV1ForCausalLM": {"moe_intermediate_size": [32] * 3, "moe_topk": [3] * 3, "num_shared_expert": [1] * 3},
+    "PhimoeForCausalLM": {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 512},
+    "PhiMoEForCausalLM": {"original_max_position_embeddings": 512},
 }
 """By architecture, keys of published config.json files that the converter wants and does not get from transformers."""
 
