@@ -36,7 +36,8 @@ _ROPE = {
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    out = {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "rope_theta": 12000000.0, **raw}
+    defaults = {"rope_theta": 12000000.0, "max_position_embeddings": 65536}
+    out = {"hidden_act": "xielu", "rms_norm_eps": 1e-5, **defaults, **raw}
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         out["rope_parameters"] = _ROPE
     return out

@@ -15,7 +15,7 @@ __all__ = ["NAMES", "make", "rewrite"]
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"hidden_act": "relu2", "rms_norm_eps": 1e-5, **raw}
+    return {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

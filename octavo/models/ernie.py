@@ -22,8 +22,8 @@ def names(c: ModelConfig) -> Names:
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    defaults = {"tie_word_embeddings": True, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "head_dim": 128}
-    return {**defaults, "num_key_value_heads": 2, **raw}
+    sizes = {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072}
+    return {"tie_word_embeddings": True, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, **sizes, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

@@ -25,7 +25,8 @@ NAMES = (
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     defaults = {"rope_theta": 500000.0, "layer_norm_epsilon": 1e-5, "attention_bias": False}
-    return {**defaults, "num_hidden_layers": raw.get("num_layers"), **raw}
+    sizes = {"num_hidden_layers": raw.get("num_layers"), "num_key_value_heads": 8, "max_position_embeddings": 4096}
+    return {**defaults, **sizes, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

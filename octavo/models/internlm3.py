@@ -15,7 +15,8 @@ __all__ = ["NAMES", "make", "rewrite"]
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     biases = {"attention_bias": raw.get("qkv_bias", False), "mlp_bias": raw.get("bias", False)}
-    return {"head_dim": 128, "rms_norm_eps": 1e-5, **biases, **raw}
+    sizes = {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768}
+    return {"rms_norm_eps": 1e-5, **sizes, **biases, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

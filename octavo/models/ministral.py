@@ -14,7 +14,7 @@ __all__ = ["NAMES", "make", "rewrite"]
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"sliding_window": 4096, "num_key_value_heads": 8, **raw}
+    return {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

@@ -29,7 +29,8 @@ _ROPE = {
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    out = {"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8, **raw}
+    sizes = {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144}
+    out = {"rms_norm_eps": 1e-5, **sizes, **raw}
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         out["rope_parameters"] = _ROPE
     return out

@@ -20,7 +20,8 @@ __all__ = ["NAMES", "make", "rewrite"]
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     given = raw.get("rope_parameters") or {}
     factor = given.get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.5))
-    return {"hidden_act": "relu2", "norm_eps": 1e-5, **raw, "partial_rotary_factor": factor}
+    defaults = {"hidden_act": "relu2", "norm_eps": 1e-5, "max_position_embeddings": 4096}
+    return {**defaults, **raw, "partial_rotary_factor": factor}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from octavo.layers.attention import Attention
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm
@@ -10,17 +13,19 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA as NAMES
 
-__all__ = ["NAMES", "make"]
+__all__ = ["NAMES", "make", "rewrite"]
 
-_EPS = 1e-5
-"""Of every norm; no config says it (modeling_olmo.py of transformers)."""
+
+def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The eps of the norms is in no config, but in the model's code."""
+    return {**raw, "rms_norm_eps": 1e-5}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
     rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
 
     def norm() -> LayerNorm:
-        return LayerNorm(c.hidden_size, _EPS, learned=False)
+        return LayerNorm(c.hidden_size, c.eps, learned=False)
 
     def block(i: int) -> Block:
         return Block(

@@ -14,7 +14,8 @@ __all__ = ["NAMES", "make", "rewrite"]
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"attention_bias": True, "head_dim": 128, **raw}
+    sizes = {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288}
+    return {"attention_bias": True, **sizes, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

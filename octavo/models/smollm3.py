@@ -14,7 +14,8 @@ __all__ = ["NAMES", "make", "rewrite"]
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    out = {"tie_word_embeddings": True, "rope_theta": 2000000.0, "use_sliding_window": False, **raw}
+    defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2000000.0}
+    out = {"tie_word_embeddings": True, "use_sliding_window": False, **defaults, **raw}
     layers = int(raw.get("num_hidden_layers") or 0)
     interval = raw.get("no_rope_layer_interval") or 4
     rotates = raw.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]

@@ -46,6 +46,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MPTForCausalLM", {"attn_config": {"rope": True}}, "attn_config.rope = True"),
     ("MPTForCausalLM", {"attn_config": {"attn_type": "grouped_query_attention"}}, "grouped_query_attention"),
     ("MPTForCausalLM", {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_type = 'mptglu'"),
+    ("ApertusForCausalLM", {"post_norm": True}, "post_norm = True"),
+    ("ApertusForCausalLM", {"qk_norm": False}, "qk_norm = False"),
+    ("ApertusForCausalLM", {"mlp_bias": True}, "mlp_bias = True"),
+    ("BaichuanForCausalLM", {"tie_word_embeddings": True, "z_loss_weight": 0}, "tie_word_embeddings"),
+    ("Ernie4_5_ForCausalLM", {"compression_ratio": 2.0}, "compression_ratio = 2.0"),
+    ("Ernie4_5_ForCausalLM", {"use_bias": True, "weight_share_add_bias": True}, "weight_share_add_bias"),
+    ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla"),
+    ("HunYuanDenseV1ForCausalLM", {"num_experts": 4}, "num_experts = 4"),
+    ("MiniCPMForCausalLM", {"num_experts": 4}, "num_experts = 4"),
+    ("MiniCPMForCausalLM", {"sparse_config": {"dense_len": 63}}, "dense_len = 63"),
+    ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers lists 1"),
 ]
 
 
@@ -102,6 +113,22 @@ CLASSES = {
     "FalconForCausalLM": "FalconConfig",
     "BloomForCausalLM": "BloomConfig",
     "MptForCausalLM": "MptConfig",
+    "ApertusForCausalLM": "ApertusConfig",
+    "ArceeForCausalLM": "ArceeConfig",
+    "Ernie4_5ForCausalLM": "Ernie4_5Config",
+    "Exaone4ForCausalLM": "Exaone4Config",
+    "ExaoneForCausalLM": "ExaoneConfig",
+    "GraniteForCausalLM": "GraniteConfig",
+    "HunYuanDenseV1ForCausalLM": "HunYuanDenseV1Config",
+    "InternLM3ForCausalLM": "InternLM3Config",
+    "Ministral3ForCausalLM": "Ministral3Config",
+    "MinistralForCausalLM": "MinistralConfig",
+    "NemotronForCausalLM": "NemotronConfig",
+    "OlmoForCausalLM": "OlmoConfig",
+    "Olmo2ForCausalLM": "Olmo2Config",
+    "Olmo3ForCausalLM": "Olmo3Config",
+    "SeedOssForCausalLM": "SeedOssConfig",
+    "SmolLM3ForCausalLM": "SmolLM3Config",
 }
 
 
@@ -128,6 +155,7 @@ def test_a_key_that_a_file_leaves_out_means_what_transformers_takes_it_for(name:
     assert c.head_dim == (default("head_dim") or theirs.hidden_size // theirs.num_attention_heads)
     rope = default("rope_parameters")
     if rope is not None:
+        rope = rope.get("full_attention", rope)
         assert c.rope["rope_theta"] == rope["rope_theta"]
         assert c.rope.get("partial_rotary_factor", 1.0) == rope.get("partial_rotary_factor", 1.0)
     block = architecture.make(c, 64).blocks[0]
