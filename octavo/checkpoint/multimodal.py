@@ -44,6 +44,9 @@ WRAPPERS = {
             "tie_word_embeddings": True,
         },
     ),
+    "Gemma3nForConditionalGeneration": Wrapper(
+        "Gemma3nForCausalLM", others=("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+    ),
     "Llama4ForConditionalGeneration": Wrapper("Llama4ForCausalLM", others=("vision_model.", "multi_modal_projector.")),
 }
 """By name of the architecture."""

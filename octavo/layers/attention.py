@@ -106,3 +106,17 @@ class Attention(Layer):
         q = ops.store_kv(batch, self.qkv(ops, x), rotary, self.shape, *norms)
         attended = ops.attend(batch, q, self.shape, None if self.sinks is None else self.sinks.weight)
         return self.out(ops, attended, residual)
+
+
+class SharedAttention(Attention):
+    """Reads the keys and values of layer `source`, and has queries only."""
+
+    def __init__(self, hidden: int, source: int, heads: int, kv_heads: int, head_dim: int, rope: Rope, **more: Any):
+        super().__init__(hidden, heads, kv_heads, head_dim, rope, **more)
+        self.source = source
+        self.qkv = Linear(hidden, {"q": heads * head_dim}, more["bias"])
+        self.k_norm = self.v_norm = None
+        self.wanted = self.wanted._replace(stores=False)
+
+    def place(self, layer: int, group: int) -> None:
+        super().place(self.source, group)

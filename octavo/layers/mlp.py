@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 from octavo.layers.linear import GatedLinear, Layer, Linear
 from octavo.ops.contract import Activation, Array, Ops
 from octavo.parallel.rank import Rank
@@ -40,3 +42,19 @@ class PlainMLP(Layer):
 
     def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
         return self.down(ops, ops.activate(self.up(ops, x), self.activation), residual)
+
+
+class SparseMLP(Layer):
+    """down(activation(the largest of gate(x)) * up(x)) (+ residual); `sparsity` is the share of the others, were they
+    normal (Gemma 3n). Which are the largest depends on the whole row: every rank has all of it."""
+
+    def __init__(self, hidden: int, inner: int, activation: Activation, sparsity: float):
+        self.gate = Linear(hidden, {"": inner})
+        self.up = Linear(hidden, {"": inner})
+        self.down = Linear(inner, {"": hidden})
+        self.activation = activation
+        self.deviations = NormalDist().inv_cdf(sparsity)
+
+    def __call__(self, ops: Ops, x: Array, residual: Array | None) -> Array:
+        kept = ops.keep_top(self.gate(ops, x), self.deviations)
+        return self.down(ops, ops.activate(kept, self.activation, times=self.up(ops, x)), residual)

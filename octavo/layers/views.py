@@ -133,6 +133,24 @@ class TurnedHeads:
         raise ValueError("a view that turns heads is for matrices")
 
 
+class Columns:
+    """Columns [start, start + count) of a matrix with `total`."""
+
+    in_gguf = True
+
+    def __init__(self, start: int, count: int, total: int):
+        self.start, self.count, self.total = start, count, total
+
+    def shape(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        return (wanted[0], self.total)
+
+    def matrix(self, stored: Stored) -> Stored:
+        return take_columns(stored, self.start, self.count)
+
+    def vector(self, values: F32) -> F32:
+        raise ValueError("a view of columns is for matrices")
+
+
 class Flat:
     """A matrix [a * b, n] from a tensor [a, b, n] with a = `count`."""
 
@@ -163,6 +181,12 @@ def take_columns(stored: Stored, start: int, size: int) -> Stored:
         raise ValueError(f"a {kind} matrix of {n_in} columns can only be cut at multiples of {block}, not at {start}")
     width = FORMATS[kind].bytes
     return Stored(kind, n_out, size, data[:, start // block * width : (start + size) // block * width])
+
+
+def scaled_columns(stored: Stored, scales: F32) -> Stored:
+    """Column j of a matrix times scales[j], in float32."""
+    values: F32 = dense(stored) * scales
+    return Stored("F32", stored.n_out, stored.n_in, values.view(np.uint8))
 
 
 def transposed(stored: Stored) -> Stored:

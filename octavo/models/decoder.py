@@ -32,11 +32,11 @@ class MLP(Protocol):
 
 
 class AnyBlock(Protocol):
-    """A layer of a decoder: a `Layer` with an attention layer in it."""
+    """A layer of a decoder: a `Layer` with an attention layer in it. `x` is an Array, or what `Decoder.enter` makes."""
 
     attn: AttentionLayer
 
-    def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None) -> Array: ...
+    def __call__(self, ops: Ops, batch: Any, x: Any, rotary: Array | None) -> Any: ...
 
 
 class Block(Layer):
@@ -127,6 +127,16 @@ class Decoder(Layer):
     def body(self, ops: Ops, batch: Any) -> Array:
         """[R, hidden]: hidden rows, before the final norm, where the batch wants an output."""
         rotaries: dict[Rope, Array] = {}
+        x = self.enter(ops, batch)
+        for block in self.blocks:
+            rope = block.attn.rope
+            if rope is not None and rope not in rotaries:
+                rotaries[rope] = ops.rotary(batch, rope)
+            x = block(ops, batch, x, rotaries[rope] if rope is not None else None)
+        return ops.gather(batch, self.leave(ops, x))
+
+    def enter(self, ops: Ops, batch: Any) -> Any:
+        """What the first layer takes; each takes what the one before gives."""
         x = self.embed(ops, batch)
         if self.project_in is not None:
             x = self.project_in(ops, x)
@@ -134,12 +144,12 @@ class Decoder(Layer):
             x = self.positions.add(ops, batch, x)
         if self.embed_norm is not None:
             x = self.embed_norm(ops, x)
-        for block in self.blocks:
-            rope = block.attn.rope
-            if rope is not None and rope not in rotaries:
-                rotaries[rope] = ops.rotary(batch, rope)
-            x = block(ops, batch, x, rotaries[rope] if rope is not None else None)
-        return ops.gather(batch, x)
+        return x
+
+    def leave(self, ops: Ops, x: Any) -> Array:
+        """[T, hidden] of what the last layer gives."""
+        out: Array = x
+        return out
 
     def head(self, ops: Ops, x: Array) -> Array:
         """[R, vocab]: logits of the hidden rows."""

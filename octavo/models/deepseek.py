@@ -15,15 +15,40 @@ from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope, yarn_magnitude
 from octavo.layers.views import Flat, Rows, TurnedHeads, after, interleaved, part, part_of_heads
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import EXPERTS, LLAMA, Names
 from octavo.ops.contract import Router
 
+DEFAULTS = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "attention_bias": False,
+}
+V2 = {**DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407}
+V3 = {
+    **DEFAULTS,
+    "max_position_embeddings": 4096,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+"""Of transformers' DeepseekV2Config and DeepseekV3Config."""
+
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """`head_dim` is what RoPE turns: configs say nothing of the kind, or (transformers 5) this."""
-    return {**raw, "head_dim": raw["qk_rope_head_dim"]} if "qk_rope_head_dim" in raw else raw
+    out = in_common_words(raw, V2 if "DeepseekV2ForCausalLM" in raw["architectures"] else V3)
+    return {**out, "head_dim": out["qk_rope_head_dim"]}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

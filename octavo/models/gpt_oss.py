@@ -15,12 +15,30 @@ from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.layers.views import Rows, Transposed
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import EXPERTS, LLAMA, Names
 from octavo.ops.contract import Router
 
-DEFAULTS = {"sliding_window": 128, "rope_theta": 150000.0, "rms_norm_eps": 1e-5, "head_dim": 64, "attention_bias": True}
+DEFAULTS = {
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "rope_theta": 150000.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 """Of transformers' GptOssConfig."""
 
 ALPHA = 1.702
@@ -28,9 +46,13 @@ ALPHA = 1.702
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    layers = range(raw.get("num_hidden_layers", 0))
-    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
-    return {**DEFAULTS, "layer_types": alternating, **raw}
+    out = in_common_words(raw, DEFAULTS)
+    if out.get("layer_types") is None:
+        layers = range(out.get("num_hidden_layers", 0))
+        out["layer_types"] = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
+    if not out.get("rope_parameters") and not out.get("rope_scaling"):
+        out["rope_scaling"] = YARN
+    return out
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

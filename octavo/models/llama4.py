@@ -16,30 +16,40 @@ from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.layers.views import Transposed, interleaved
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, Names
 from octavo.ops.contract import Router, Temperature
 
-DEFAULTS = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "head_dim": 128, "attention_bias": False}
+DEFAULTS = {
+    "intermediate_size_mlp": 16384,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "attention_bias": False,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 1,
+    "no_rope_layer_interval": 4,
+    "attention_chunk_size": 8192,
+    "rope_theta": 500000.0,
+}
 """Of transformers' Llama4TextConfig."""
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Which layers turn, see chunks and have experts follows from intervals where no list says it."""
-    layers = range(raw.get("num_hidden_layers", 0))
-    turned = raw.get("no_rope_layers") or [(i + 1) % raw.get("no_rope_layer_interval", 4) != 0 for i in layers]
-    chunk, step = raw.get("attention_chunk_size", 8192), raw.get("interleave_moe_layer_step", 1)
-    sparse = raw.get("moe_layers")
-    return {
-        **DEFAULTS,
-        **raw,
-        "attention_chunk_size": chunk,
-        "no_rope_layers": turned,
-        "moe_layers": list(layers[step - 1 :: step]) if sparse is None else sparse,
-        "layer_types": raw.get("layer_types")
-        or ["chunked_attention" if turns and chunk else "full_attention" for turns in turned],
-    }
+    out = in_common_words(raw, DEFAULTS)
+    layers, step = range(out.get("num_hidden_layers", 0)), out["interleave_moe_layer_step"]
+    if not out.get("no_rope_layers"):
+        out["no_rope_layers"] = [(i + 1) % out["no_rope_layer_interval"] != 0 for i in layers]
+    if out.get("moe_layers") is None:
+        out["moe_layers"] = list(layers[step - 1 :: step])
+    if out.get("layer_types") is None:
+        turned = "chunked_attention" if out["attention_chunk_size"] else "full_attention"
+        out["layer_types"] = [turned if turns else "full_attention" for turns in out["no_rope_layers"]]
+    return out
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

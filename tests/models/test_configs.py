@@ -57,6 +57,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MiniCPMForCausalLM", {"num_experts": 4}, "num_experts = 4"),
     ("MiniCPMForCausalLM", {"sparse_config": {"dense_len": 63}}, "dense_len = 63"),
     ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers lists 1"),
+    ("DeepseekV2ForCausalLM", {"num_experts_per_tok": 2, "norm_topk_prob": True}, "norm_topk_prob"),
+    ("DeepseekV2ForCausalLM", {"num_experts_per_tok": 2, "mlp_bias": True}, "mlp_bias"),
+    ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "topk_method = 'greedy' with scoring_func = 'sigmoid'"),
+    ("GptOssForCausalLM", {"swiglu_alpha": 2.0}, "swiglu_alpha = 2.0"),
+    (
+        "Llama4ForCausalLM",
+        {"no_rope_layers": [1], "layer_types": ["chunked_attention"] * 2},
+        "no_rope_layers lists 1 layers, num_hidden_layers says 2",
+    ),
+    ("Llama4ForCausalLM", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "sliding_attention"),
+    (
+        "Llama4ForCausalLM",
+        {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": None},
+        "attention_chunk_size is not set",
+    ),
+    ("Gemma3nForCausalLM", {"num_kv_shared_layers": 0, "activation_sparsity_pattern": 0.5}, "activation_sparsity"),
+    ("Gemma3nForCausalLM", {"num_kv_shared_layers": 0, "intermediate_size": [96]}, "intermediate_size"),
+    ("Gemma3nForCausalLM", {"num_kv_shared_layers": 2}, "leaves no sliding_attention layer"),
 ]
 
 
@@ -94,6 +112,22 @@ def test_layers_slide_by_turns_where_the_config_lists_no_kinds() -> None:
     assert [b.attn.window for b in build("CohereForCausalLM", **layers).blocks] == [0] * 8
 
 
+def test_the_last_layers_of_gemma_3n_read_the_last_of_their_kind() -> None:
+    """Of 8 layers the fifth sees all; the last two are a sliding and a full one."""
+    types = ["sliding_attention"] * 4 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"]
+    blocks = build("Gemma3nForCausalLM", num_hidden_layers=8, num_kv_shared_layers=2, layer_types=types).blocks
+    assert [(b.attn.shape.layer, b.attn.shape.stores) for b in blocks[5:]] == [(5, True), (5, False), (4, False)]
+    default = build("Gemma3nForCausalLM", num_hidden_layers=20, num_kv_shared_layers=5).blocks
+    assert [b.attn.window for b in default[:10]] == [512, 512, 512, 512, 0] * 2
+    assert [hasattr(b.mlp, "deviations") for b in default] == [True] * 10 + [False] * 10
+
+
+def test_gpt_oss_without_a_word_of_rope_has_that_of_its_class() -> None:
+    theirs = transformers.GptOssConfig().rope_parameters
+    rope = find({"architectures": ["GptOssForCausalLM"]}).config({**SIZES, "architectures": ["GptOssForCausalLM"]}).rope
+    assert {key: rope[key] for key in theirs} == theirs
+
+
 CLASSES = {
     "GemmaForCausalLM": "GemmaConfig",
     "Gemma2ForCausalLM": "Gemma2Config",
@@ -129,6 +163,9 @@ CLASSES = {
     "Olmo3ForCausalLM": "Olmo3Config",
     "SeedOssForCausalLM": "SeedOssConfig",
     "SmolLM3ForCausalLM": "SmolLM3Config",
+    "DeepseekV3ForCausalLM": "DeepseekV3Config",
+    "GptOssForCausalLM": "GptOssConfig",
+    "Llama4ForCausalLM": "Llama4TextConfig",
 }
 
 
