@@ -22,7 +22,8 @@ IGNORE = ("model.mtp_*",)
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """What transformers takes where the config is silent."""
-    return {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True, **raw}
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True, "num_key_value_heads": 4}
+    return {**defaults, "max_position_embeddings": 131072, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
@@ -35,7 +36,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def mlp(i: int) -> GatedMLP | MoE:
         if not first <= i <= last or (i + 1) % every:
             return GatedMLP(c.hidden_size, c.intermediate_size, c.activation)
-        inner = c.number("moe_intermediate_size")
+        inner = c.number("moe_intermediate_size", 1536)
         return MoE(
             c.hidden_size,
             inner,
@@ -52,7 +53,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
 def names(c: ModelConfig) -> Names:
     correction = "model.layers.{i}.mlp.moe_statics.e_score_correction_bias"
     return (
-        *ernie.names(c),
         *but(EXPERTS, (correction, "blocks.{i}.mlp.correction", Flat(1, in_gguf=False))),
         *SHARED_EXPERTS,
+        *ernie.names(c),
     )

@@ -14,12 +14,13 @@ from octavo.models.dense import dense
 from octavo.models.names import EXPERTS, LLAMA, QK_NORM, SHARED_EXPERTS
 from octavo.ops.contract import Router
 
-NAMES = (*LLAMA, *QK_NORM, *EXPERTS, *SHARED_EXPERTS)
+NAMES = (*EXPERTS, *SHARED_EXPERTS, *LLAMA, *QK_NORM)
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """What transformers takes where the config is silent."""
-    return {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, **raw}
+    defaults = {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_key_value_heads": 8}
+    return {**defaults, "max_position_embeddings": 131072, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
@@ -38,7 +39,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def mlp(i: int) -> GatedMLP | MoE:
         if i < first:
             return GatedMLP(c.hidden_size, c.intermediate_size, c.activation)
-        inner = c.number("moe_intermediate_size")
+        inner = c.number("moe_intermediate_size", 1408)
         return MoE(
             c.hidden_size,
             inner,

@@ -14,11 +14,11 @@ from octavo.models.names import EXPERTS
 from octavo.ops.contract import Router
 
 NAMES = (
-    *hunyuan.NAMES,
     ("model.layers.{i}.mlp.gate.wg", "blocks.{i}.mlp.router"),
     *EXPERTS,
     ("model.layers.{i}.mlp.shared_mlp.{gate,up}_proj", "blocks.{i}.mlp.shared.gate_up.{gate,up}"),
     ("model.layers.{i}.mlp.shared_mlp.down_proj", "blocks.{i}.mlp.shared.down"),
+    *hunyuan.NAMES,
 )
 
 

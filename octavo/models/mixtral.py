@@ -14,18 +14,19 @@ from octavo.models.names import EXPERTS, LLAMA
 from octavo.ops.contract import Router
 
 NAMES = (
-    *LLAMA,
     ("model.layers.{i}.block_sparse_moe.gate", "blocks.{i}.mlp.router"),
     ("model.layers.{i}.block_sparse_moe.experts.{e}.w1", "blocks.{i}.mlp.gate_up.{e}.gate"),
     ("model.layers.{i}.block_sparse_moe.experts.{e}.w3", "blocks.{i}.mlp.gate_up.{e}.up"),
     ("model.layers.{i}.block_sparse_moe.experts.{e}.w2", "blocks.{i}.mlp.down.{e}"),
     *EXPERTS,
+    *LLAMA,
 )
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """What transformers takes where the config is silent."""
-    return {"rms_norm_eps": 1e-5, "rope_theta": 1e6, **raw}
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+    return {**defaults, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

@@ -51,7 +51,8 @@ EXPERTS: Names = (
     ("model.layers.{i}.mlp.experts.{gate,up}_proj", "blocks.{i}.mlp.gate_up.{e}.{gate,up}"),
     ("model.layers.{i}.mlp.experts.down_proj", "blocks.{i}.mlp.down.{e}"),
 )
-"""The layout of most mixtures of experts: a tensor per expert, or (GGUF) a stack of all."""
+"""The layout of most mixtures of experts: a tensor per expert, or (GGUF) a stack of all. To stand before the rows of
+dense layers, whose names an error would give otherwise."""
 
 SHARED_EXPERTS: Names = (
     ("model.layers.{i}.mlp.shared_experts.{gate,up}_proj", "blocks.{i}.mlp.shared.gate_up.{gate,up}"),

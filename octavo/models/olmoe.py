@@ -15,12 +15,12 @@ from octavo.models.decoder import Block, Decoder
 from octavo.models.names import EXPERTS, LLAMA, QK_NORM
 from octavo.ops.contract import Router
 
-NAMES = (*LLAMA, *QK_NORM, *EXPERTS)
+NAMES = (*EXPERTS, *LLAMA, *QK_NORM)
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """What transformers takes where the config is silent."""
-    return {"rms_norm_eps": 1e-5, **raw}
+    return {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

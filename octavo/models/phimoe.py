@@ -3,24 +3,16 @@ report", 2024; Liu et al., "GRIN: Gradient-informed MoE", 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from octavo.layers.attention import Attention
 from octavo.layers.moe import MoE
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import make_rope
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Block, Decoder
-from octavo.models.mixtral import NAMES
+from octavo.models.mixtral import NAMES, rewrite
 from octavo.ops.contract import Rope, Router
 
 __all__ = ["NAMES", "make", "rewrite"]
-
-
-def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What transformers takes where the config is silent."""
-    return {"rms_norm_eps": 1e-5, "rope_theta": 1e6, **raw}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

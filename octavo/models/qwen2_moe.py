@@ -14,17 +14,18 @@ from octavo.models.names import EXPERTS, LLAMA
 from octavo.ops.contract import Router
 
 NAMES = (
-    *LLAMA,
     *EXPERTS,
     ("model.layers.{i}.mlp.shared_expert.{gate,up}_proj", "blocks.{i}.mlp.shared.gate_up.{gate,up}"),
     ("model.layers.{i}.mlp.shared_expert.down_proj", "blocks.{i}.mlp.shared.down"),
     ("model.layers.{i}.mlp.shared_expert_gate", "blocks.{i}.mlp.shared_gate"),
+    *LLAMA,
 )
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Windows are off unless `use_sliding_window` is true; then every other layer below `max_window_layers` slides,
     unless `layer_types` says which (transformers 5)."""
+    raw = {"max_position_embeddings": 32768, "num_key_value_heads": 16, **raw}
     if not raw.get("use_sliding_window"):
         return {**raw, "use_sliding_window": False}
     first = raw.get("max_window_layers", 28)
@@ -43,11 +44,11 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
             return GatedMLP(c.hidden_size, c.intermediate_size, c.activation)
         return MoE(
             c.hidden_size,
-            c.number("moe_intermediate_size"),
+            c.number("moe_intermediate_size", 1408),
             c.experts,
             router,
             c.activation,
-            shared=c.number("shared_expert_intermediate_size"),
+            shared=c.number("shared_expert_intermediate_size", 5632),
             shared_gate=True,
         )
 

@@ -14,13 +14,14 @@ from octavo.models.names import EXPERTS, LLAMA, QK_NORM
 from octavo.models.qwen2_moe import sparse
 from octavo.ops.contract import Router
 
-NAMES = (*LLAMA, *QK_NORM, *EXPERTS)
+NAMES = (*EXPERTS, *LLAMA, *QK_NORM)
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """With `use_sliding_window` all layers slide: unlike in Qwen 2, `max_window_layers` has no say."""
+    defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "sliding_window": 4096}
     sliding = bool(raw.get("use_sliding_window"))
-    return {"sliding_window": 4096, **raw, "use_sliding_window": sliding, "max_window_layers": None}
+    return {**defaults, **raw, "use_sliding_window": sliding, "max_window_layers": None}
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
@@ -29,7 +30,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def mlp(i: int) -> GatedMLP | MoE:
         if not sparse(c, i):
             return GatedMLP(c.hidden_size, c.intermediate_size, c.activation)
-        return MoE(c.hidden_size, c.number("moe_intermediate_size"), c.experts, router, c.activation)
+        return MoE(c.hidden_size, c.number("moe_intermediate_size", 768), c.experts, router, c.activation)
 
     bias = bool(c.attention_bias)
     return dense(c, max_model_len, bias=bias, out_bias=bias, qk_norm=True, mlp=mlp)
