@@ -49,7 +49,7 @@ class Experts(Leaf):
         weights: list[Weight] = []
         biases: list[F32] = []
         for (matrix, _), expert in groupby(values, lambda v: (v[0].matrix, v[0].part.partition(".")[0])):
-            if matrix:  # packed before the next one is read
+            if matrix:  # packed with no more than the next one read
                 weights.append(device.weight(matrices(expert)))
             else:
                 biases += vectors(expert)

@@ -12,6 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from octavo.build import build
+from octavo.config import EngineConfig
+from octavo.ops.contract import Stored
+from octavo.ops.reference import ReferenceDevice
+from octavo.quant import mxfp4
 from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.tiny import Loaded, make
@@ -49,3 +54,31 @@ def test_published_experts_equal_their_dequantized_values(device: str, pair: tup
     published, plain = (Loaded(path, make_device(device)).logits(ids, [17]) for path in pair)
     assert np.abs(plain).max() > 1
     np.testing.assert_array_equal(published, plain)
+
+
+def test_experts_are_packed_as_they_are_read(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than one and the next are held, of four."""
+    held, most = 0, 0
+
+    def blocks_of(codes: Any, scales: Any, real: Any = mxfp4.blocks_of) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return real(codes, scales)
+
+    class Device(ReferenceDevice):
+        def weight(self, parts: list[Stored]) -> Any:
+            nonlocal held
+            held = 0
+            return super().weight(parts)
+
+    monkeypatch.setattr(mxfp4, "blocks_of", blocks_of)
+    Loaded(pair[0], Device())
+    assert most == 2
+
+
+def test_start_up_says_what_it_is(pair: tuple[Path, Path]) -> None:
+    built = build(EngineConfig(model=str(pair[0]), quantization="mxfp4", max_num_seqs=2))
+    text = "\n".join(built.info.notes)
+    assert "F32/MXFP4 weights" in text and "activations int8 because the weights have 4 to 6 bits" in text
+    built.engine.close()
