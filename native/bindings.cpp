@@ -377,6 +377,16 @@ void bind_program(nb::module_& m) {
                  i.deviations = deviations;
                  p.add(std::move(i));
              })
+        .def("reorder",
+             [](Program& p, int64_t x, const Offsets& out, Vector<int32_t> columns) {
+                 const int width = static_cast<int>(columns.size());
+                 Instruction i = row_wise(Op::Reorder, x, out, width);
+                 i.columns.assign(columns.data(), columns.data() + width);
+                 for (const int32_t column : i.columns) {
+                     if (column < 0 || column >= width) throw nb::value_error("reorder: no such column");
+                 }
+                 p.add(std::move(i));
+             })
         .def("pack",
              [](Program& p, int64_t in, const Offsets& out, int width) { p.add(row_wise(Op::Pack, in, out, width)); })
         .def("headwise",

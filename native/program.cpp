@@ -172,6 +172,12 @@ void Program::step(const Instruction& i, const Context& c) {
                 kernels_.match_rms(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.eps, i.width, out);
             });
             break;
+        case Op::Reorder:
+            each_row(out_place, c.worker, [&](int r, float* out) {
+                const float* row = in + int64_t{r} * i.width;
+                for (int j = 0; j < i.width; ++j) out[j] = row[i.columns[j]];
+            });
+            break;
         case Op::KeepTop:
             each_row(out_place, c.worker, [&](int r, float* out) {
                 kernels_.keep_top(in + int64_t{r} * i.width, i.deviations, i.width, out);

@@ -29,6 +29,7 @@ enum class Op {
     Mix,
     MatchRms,
     KeepTop,
+    Reorder,
     Pack,
     Experts,
     Headwise,
@@ -129,8 +130,9 @@ struct Instruction {
     std::shared_ptr<const Mixture> mixture;
     // Weight of a norm, bias of a product, inverse frequencies, parameters of activate, sinks.
     std::vector<float> first;
-    std::vector<float> second;  // bias of a norm, slopes of attend
-    OwnedNorm norms[3];         // of q, k and v
+    std::vector<float> second;     // bias of a norm, slopes of attend
+    std::vector<int32_t> columns;  // reorder
+    OwnedNorm norms[3];            // of q, k and v
     HeadShape shape{};
     int layer = 0;
     int group = 0;

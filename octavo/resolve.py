@@ -35,11 +35,6 @@ def check_quantization(asked: str | None, checkpoint_says: str | None, kinds: fr
     `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices.
     Raises ConfigError with the ways out.
     """
-    if checkpoint_says not in (None, "mxfp4"):
-        raise ConfigError(
-            f"the checkpoint is quantized with {checkpoint_says!r}, which this version cannot run yet; use the "
-            "unquantized model or a GGUF file of it"
-        )
     found = checkpoint_says or ("gguf" if any(k[0] == "Q" or k == "MXFP4" for k in kinds) else None)
     if asked is None or asked == found:
         return

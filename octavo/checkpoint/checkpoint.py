@@ -14,7 +14,7 @@ import numpy.typing as npt
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import KINDS, dense, mxfp4, row_bytes
+from octavo.quant import KINDS, dense, row_bytes
 
 Style = Literal["hf", "gguf"]
 Number = TypeVar("Number", bound=np.generic)
@@ -77,6 +77,8 @@ class Checkpoint:
         Raises CheckpointError when the tensor is absent, a vector, or of a type that is no weight format.
         """
         tensor = self._readable(name)
+        if tensor.join is not None:
+            return tensor.join(index)
         data, shape = _entry(tensor, index)
         if len(shape) < 2:
             raise CheckpointError(
@@ -91,6 +93,8 @@ class Checkpoint:
         """A tensor of any shape (or one of a stack) as a new flat float32 array. Raises CheckpointError as `stored`
         does."""
         tensor = self._readable(name)
+        if tensor.join is not None:
+            return dense(tensor.join(index)).reshape(-1)
         data, shape = _entry(tensor, index)
         count = math.prod(shape)
         values = dense(Stored(tensor.kind, 1, count, data.reshape(1, -1)))[0]
@@ -126,13 +130,9 @@ class Checkpoint:
 
 def _entry(tensor: Tensor, index: int | None) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     """Bytes and shape of a tensor, or of one entry of a stack."""
-    data, scales, shape = tensor.data, tensor.scales, tensor.shape
-    if index is not None:
-        data, shape = data.reshape(shape[0], -1)[index], shape[1:]
-    if scales is not None:
-        scales = scales if index is None else scales.reshape(tensor.shape[0], -1)[index]
-        data = mxfp4.blocks_of(data.reshape(-1, 16), scales).reshape(-1)
-    return data, shape
+    if index is None:
+        return tensor.data, tensor.shape
+    return tensor.data.reshape(tensor.shape[0], -1)[index], tensor.shape[1:]
 
 
 def _unpaired(rows: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:

@@ -10,8 +10,8 @@ from typing import Any
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.multimodal import text_model
-from octavo.checkpoint.mxfp4 import joined
 from octavo.checkpoint.pickled import read_bin
+from octavo.checkpoint.quantized import quantized
 from octavo.checkpoint.safetensors import read_safetensors
 from octavo.checkpoint.tensor import Tensor
 
@@ -24,7 +24,7 @@ def open_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json", "Is this the folder of a Hugging Face model?")
     generation = folder / "generation_config.json"
     generation_config = read_json(generation, "") if generation.exists() else {}
-    config, tensors = text_model(config, joined(config, _weights(folder)))
+    config, tensors = text_model(config, quantized(config, _weights(folder)))
     return Checkpoint(folder, "hf", config, generation_config, tensors)
 
 

@@ -80,7 +80,8 @@ class Metadata:
             return None
         if len(value) != self.layers:
             raise CheckpointError(
-                f"{self.path}: the metadata {key!r} is {_said(value)} for {self.layers} layers. Convert the model again."
+                f"{self.path}: the metadata {key!r} is {_said(value)} for {self.layers} layers. Convert the model "
+                "again."
             )
         return list(value.tolist())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.checkpoint.errors import CheckpointError
+from octavo.ops.contract import Stored
 
 U8 = npt.NDArray[np.uint8]
 
@@ -28,13 +29,16 @@ class Tensor(NamedTuple):
     file: Path
     paired_heads: int = 0
     """When > 0, the rows of each of that many heads lie as pairs (0, d/2, 1, d/2 + 1, …)."""
-    scales: U8 | None = None
-    """Of MXFP4 whose codes and scales are tensors of their own in the file: the scales, flat; `data` is the codes."""
+    join: Callable[[int | None], Stored] | None = None
+    """Of a matrix whose codes, scales and zero points are tensors of their own in the file: puts it together (or entry
+    `index` of a stack) whenever it is read. `data` is then empty."""
+    joined_bytes: int = 0
+    """Size of those tensors."""
 
     @property
     def bytes(self) -> int:
         """That it takes in its file."""
-        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return self.data.nbytes + self.joined_bytes
 
 
 def map_file(path: Path) -> U8:

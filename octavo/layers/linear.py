@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from octavo.layers import views
 from octavo.ops.contract import F32, Activation, Array, Device, Ops, Stored, Vector, Weight
 from octavo.parallel.rank import Cut, Rank
 
@@ -74,6 +75,11 @@ class Leaf(Layer):
 
 def matrices(values: Iterable[tuple[Need, Value]]) -> list[Stored]:
     return [cast(Stored, value) for need, value in values if need.matrix]
+
+
+def in_order(values: Iterable[tuple[Need, Value]]) -> list[Stored]:
+    """The matrices, for operations that take their input as it is: a format's order of columns is undone."""
+    return [views.in_order(stored) for stored in matrices(values)]
 
 
 def vectors(values: Iterable[tuple[Need, Value]]) -> list[F32]:
@@ -162,7 +168,7 @@ class Headwise(Leaf):
         return [Need("", ".weight", (self.heads * self.n, self.n_in), cuts=(self.rows, None))]
 
     def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
-        self.weight = device.weight(matrices(values))
+        self.weight = device.weight(in_order(values))
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         return ops.headwise(x, self.weight, self.heads)
@@ -182,7 +188,7 @@ class Embedding(Leaf):
         return [Need("", ".weight", (self.vocab, self.width))]
 
     def fill(self, device: Device, values: Iterable[tuple[Need, Value]], style: str) -> None:
-        self.weight = device.weight(matrices(values))
+        self.weight = device.weight(in_order(values))
 
     def __call__(self, ops: Ops, batch: Any) -> Array:
         return ops.embed(batch, self.weight, self.scale)

@@ -167,6 +167,23 @@ class Flat:
         return values
 
 
+class UnitRows:
+    """A matrix whose rows are scaled to length 1, in float32 (the head of Baichuan 2)."""
+
+    in_gguf = True
+
+    def shape(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        return wanted
+
+    def matrix(self, stored: Stored) -> Stored:
+        rows = dense(stored)
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        return Stored("F32", stored.n_out, stored.n_in, rows.astype(np.float32).view(np.uint8))
+
+    def vector(self, values: F32) -> F32:
+        raise ValueError("a view that scales rows is for matrices")
+
+
 def take_rows(stored: Stored, rows: Order | slice) -> Stored:
     """Some rows of a matrix, in this order; a view of the file where `rows` is a slice."""
     data = stored.data[rows]
@@ -175,7 +192,8 @@ def take_rows(stored: Stored, rows: Order | slice) -> Stored:
 
 def take_columns(stored: Stored, start: int, size: int) -> Stored:
     """Columns [start, start + size). Raises ValueError when they do not begin and end at the format's blocks."""
-    kind, n_out, n_in, data = stored
+    stored = in_order(stored)  # blocks may hold columns from anywhere
+    kind, n_out, n_in, data, _ = stored
     block = FORMATS[kind].block
     if start % block or size % block:
         raise ValueError(f"a {kind} matrix of {n_in} columns can only be cut at multiples of {block}, not at {start}")
@@ -189,11 +207,22 @@ def scaled_columns(stored: Stored, scales: F32) -> Stored:
     return Stored("F32", stored.n_out, stored.n_in, values.view(np.uint8))
 
 
+def in_order(stored: Stored) -> Stored:
+    """The matrix with its columns in order: itself, or in float32 where a format has moved them."""
+    return stored if stored.columns is None else as_float32(stored)
+
+
+def as_float32(stored: Stored) -> Stored:
+    """The same values, plain."""
+    return Stored("F32", stored.n_out, stored.n_in, dense(stored).view(np.uint8))
+
+
 def transposed(stored: Stored) -> Stored:
     """[n_in, n_out] of a matrix: the same elements where its format is plain, float32 otherwise."""
-    kind, n_out, n_in, data = stored
-    if FORMATS[kind].block != 1:
-        kind, data = "F32", dense(stored).view(np.uint8)
+    stored = in_order(stored)
+    if FORMATS[stored.kind].block != 1:
+        stored = as_float32(stored)
+    kind, n_out, n_in, data, _ = stored
     size = FORMATS[kind].bytes
     elements = data.reshape(n_out, n_in, size).swapaxes(0, 1)
     return Stored(kind, n_in, n_out, np.ascontiguousarray(elements).reshape(n_in, n_out * size))

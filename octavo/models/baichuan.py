@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from octavo.layers import views
 from octavo.layers.alibi import alibi_slopes
 from octavo.layers.attention import Attention
 from octavo.layers.mlp import GatedMLP
@@ -19,28 +18,9 @@ from octavo.layers.rope import make_rope
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, Names, but
-from octavo.ops.contract import F32, Stored
-from octavo.quant import dense
 
 _VOCAB_2 = 125696
 """Of Baichuan 2; Baichuan 1 has 64000."""
-
-
-class UnitRows:
-    """A matrix whose rows are scaled to length 1, in float32."""
-
-    in_gguf = True
-
-    def shape(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        return wanted
-
-    def matrix(self, stored: Stored) -> Stored:
-        rows = dense(stored)
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        return Stored("F32", stored.n_out, stored.n_in, rows.astype(np.float32).view(np.uint8))
-
-    def vector(self, values: F32) -> F32:
-        raise ValueError("a view that scales rows is for matrices")
 
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -61,7 +41,7 @@ def names(c: ModelConfig) -> Names:
         ("model.layers.{i}.self_attn.W_pack", "blocks.{i}.attn.qkv"),
         ("model.layers.{i}.self_attn.{q,k,v}_proj", "blocks.{i}.attn.qkv.{q,k,v}"),  # GGUF
     )
-    return but(fused, ("lm_head", "lm_head", UnitRows())) if c.raw["norm_head"] else fused
+    return but(fused, ("lm_head", "lm_head", views.UnitRows())) if c.raw["norm_head"] else fused
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

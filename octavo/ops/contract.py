@@ -57,6 +57,8 @@ class Stored(NamedTuple):
     n_out: int
     n_in: int
     data: npt.NDArray[np.uint8]
+    columns: I32 | None = None
+    """Element j of a stored row is column columns[j] of the matrix (GPTQ's act-order); None: they are in order."""
 
 
 class Rope(NamedTuple):

@@ -39,7 +39,7 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
 
     Raises ValueError when `stored.data` is not uint8 [n_out, row_bytes(kind, n_in)].
     """
-    kind, n_out, n_in, data = stored
+    kind, n_out, n_in, data, columns = stored
     width = row_bytes(kind, n_in)
     if data.dtype != np.uint8 or data.shape != (n_out, width):
         raise ValueError(
@@ -50,5 +50,6 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
     rows = max(1, _SLAB // max(1, n_in))
     for start in range(0, n_out, rows):
         slab = data[start : start + rows]
-        out[start : start + rows] = form.dense(slab.reshape(-1, form.bytes)).reshape(len(slab), n_in)
+        values = form.dense(slab.reshape(-1, form.bytes)).reshape(len(slab), n_in)
+        out[start : start + rows, slice(None) if columns is None else columns] = values
     return out

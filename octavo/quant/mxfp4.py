@@ -6,10 +6,15 @@ scale, then 16 bytes whose low halves are elements 0 to 15 and whose high halves
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from octavo.ops.contract import Stored
 from octavo.quant.gguf import Block
+from octavo.quant.method import Head, Layout, QuantError, Values
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -38,3 +43,34 @@ def blocks_of(codes: U8, scales: U8) -> U8:
     out[:, 1::2] = first & 15 | second << 4
     out[:, 2::2] = first >> 4 | second & 0xF0
     return out
+
+
+class Mxfp4:
+    """The experts of gpt-oss as they are published: stacks of codes NAME_blocks uint8 [E, n_out, n_in / 32, 16] and of
+    scales NAME_scales uint8 [E, n_out, n_in / 32]."""
+
+    name = "mxfp4"
+    endings = ("_blocks", "_scales")
+    marks = ("_blocks", "_scales")
+
+    def layout(self, module: str, heads: Mapping[str, Head]) -> Layout:
+        codes, scales = heads.get("_blocks"), heads.get("_scales")
+        if codes is None or scales is None:
+            raise QuantError("it has no scales" if scales is None else "it has no blocks")
+        blocks = codes.shape[:-1]
+        if (codes.kind, scales.kind, codes.shape) != ("U8", "U8", (*scales.shape, 16)) or len(blocks) < 2:
+            raise QuantError(
+                f"_blocks is {codes.kind} {list(codes.shape)} and _scales {scales.kind} {list(scales.shape)}; uint8 "
+                "[..., n, 16] and [..., n] are needed"
+            )
+        return Layout("MXFP4", (*blocks[:-1], blocks[-1] * 32), self._build, "_blocks")
+
+    def _build(self, parts: Mapping[str, Values]) -> Stored:
+        codes, scales = parts["_blocks"], parts["_scales"]
+        n_in = scales.shape[-1] * 32
+        rows = blocks_of(codes.reshape(-1, 16), scales.reshape(-1)).reshape(-1, n_in // 32 * 17)
+        return Stored("MXFP4", len(rows), n_in, rows)
+
+
+def read(config: Mapping[str, Any]) -> Mxfp4:
+    return Mxfp4()

@@ -50,17 +50,18 @@ def test_codes_and_scales_are_one_stack(tmp_path: Path) -> None:
         assert np.array_equal(dense(checkpoint.stored("mlp.up_blocks")), want.reshape(18, 96))
 
 
-def test_without_the_method_bytes_are_bytes(tmp_path: Path) -> None:
-    with open_checkpoint(write(tmp_path, stack(), "other")) as checkpoint:
-        assert checkpoint.kind("mlp.up_blocks") == checkpoint.kind("mlp.up_scales") == "U8"
+def test_quant_09_a_method_that_is_not_known_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is quantized with 'foo', which cannot be read; known are .*mxfp4"):
+        open_checkpoint(write(tmp_path, stack(), "foo"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mlp.up_scales": None}, "'mlp.up_blocks' has no scales beside it"),
-        ({"mlp.up_scales": np.zeros((3, 6, 2), np.uint8)}, r"scales are U8 \[3, 6, 2\]"),
-        ({"mlp.up_scales": np.zeros((3, 6, 3), np.int8)}, "scales are I8"),
+        ({"mlp.up_scales": None}, "'mlp.up' cannot be read as mxfp4: it has no scales"),
+        ({"mlp.up_blocks": None}, "'mlp.up' cannot be read as mxfp4: it has no blocks"),
+        ({"mlp.up_scales": np.zeros((3, 6, 2), np.uint8)}, r"_scales U8 \[3, 6, 2\]"),
+        ({"mlp.up_scales": np.zeros((3, 6, 3), np.int8)}, "_scales I8"),
         ({"mlp.up_blocks": np.zeros((3, 6, 3, 8), np.uint8)}, r"is U8 \[3, 6, 3, 8\]"),
         ({"mlp.up_blocks": np.zeros(16, np.uint8), "mlp.up_scales": np.zeros((), np.uint8)}, r"is U8 \[16\]"),
     ],

@@ -351,3 +351,21 @@ def test_keep_top(name: str, width: int, deviations: float) -> None:
 def test_reduce_of_one_rank_is_the_same(name: str) -> None:
     x = _random(3, 64)
     assert np.array_equal(rowwise(device(name), lambda ops, batch, x: ops.reduce(x), 64, x), x)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
+def test_products_with_columns_in_another_order(name: str, kind: str) -> None:
+    """Element j of a stored row is column columns[j]; parts may agree on the order or not."""
+    dev, x, rng = device(name), _random(9, 128), np.random.default_rng(5)
+    first, second = rng.permutation(128).astype(np.int32), rng.permutation(128).astype(np.int32)
+    for orders in ((first, first), (first, first.copy()), (first, second), (first, None)):
+        parts = [random_stored(kind, n, 128, rng)._replace(columns=c) for n, c in zip((40, 24), orders, strict=True)]
+        values = np.concatenate([dense(part) for part in parts])
+        plain = dense(parts[0]._replace(columns=None))
+        assert np.array_equal(values[:40][:, first], plain), "dense puts the columns where they belong"
+        weight = dev.weight(parts)
+        got = rowwise(dev, lambda ops, batch, x, w=weight: ops.linear(x, w), 64, x)
+        truth.assert_within(got, truth.linear(x, values))
+        got = rowwise(dev, lambda ops, batch, x, w=weight: ops.gated(x, w, "relu"), 32, x)
+        gate, up = (truth.linear(x, half)[0] for half in np.split(values, 2))
+        np.testing.assert_allclose(got, np.maximum(gate, 0) * up, rtol=1e-4, atol=1e-4)

@@ -137,11 +137,6 @@ def test_quantization_flag_on_plain_floats_names_both_ways_out() -> None:
         check_quantization("awq", None, frozenset({"Q4_1"}))
 
 
-def test_quant_09_a_method_that_is_not_built_is_named() -> None:
-    with pytest.raises(ConfigError, match="quantized with 'foo', which this version cannot run yet"):
-        check_quantization(None, "foo", frozenset({"F16"}))
-
-
 def test_available_memory_is_the_lesser_of_machine_and_control_group(tmp_path: Path) -> None:
     proc, group = tmp_path / "proc", tmp_path / "cgroup"
     proc.mkdir()

@@ -11,6 +11,7 @@ from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Record
 from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
 from octavo.ops.contract import F32, I32, BatchArrays, BatchLimits, Drawn, KVSpec, Sampling, Stored
+from octavo.quant import dense
 
 HEAD_ROWS = 32
 """Rows of logits in memory at a time."""
@@ -44,9 +45,13 @@ class CpuDevice:
     def weight(self, parts: list[Stored]) -> CpuWeight:
         """Pack on all threads, straight from the checkpoint's bytes. Raises ValueError for data that does not fit."""
         check_parts(parts)
+        columns = parts[0].columns
+        if any(part.columns is not columns and not _same(part.columns, columns) for part in parts):
+            # A product takes its input in one order. Only these parts are expanded.
+            parts, columns = [_in_order(part) for part in parts], None
         packed = self.native.pack(self.pool, self.store, parts)
         self.weight_bytes += packed.bytes
-        return CpuWeight(packed, tuple(part.kind for part in parts))
+        return CpuWeight(packed, tuple(part.kind for part in parts), columns)
 
     def vector(self, values: F32) -> F32:
         return row_vector(values)
@@ -55,6 +60,8 @@ class CpuDevice:
         """[n_out, n_in]: the exact values of a packed weight (tests, export)."""
         out = np.empty((weight.n_out, weight.n_in), np.float32)
         self.native.unpack(self.pool, weight.packed, out)
+        if weight.columns is not None:
+            out[:, weight.columns] = out.copy()
         return out
 
     def kv_cache(self, spec: KVSpec) -> CpuCache:
@@ -98,6 +105,17 @@ class CpuDevice:
             head_rows,
         )
         return CpuModel(self.native, model, limits, cache, recorder.vocab or np.iinfo(np.int32).max, logits.width)
+
+
+def _same(first: I32 | None, second: I32 | None) -> bool:
+    return first is not None and second is not None and np.array_equal(first, second)
+
+
+def _in_order(part: Stored) -> Stored:
+    """The part with its columns in order, in float32 where they are not."""
+    if part.columns is None:
+        return part
+    return Stored("F32", part.n_out, part.n_in, dense(part).view(np.uint8))
 
 
 class CpuCache:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from octavo.ops.check import check_router
-from octavo.ops.contract import F32, Activation, AttentionShape, HeadNorm, KVSpec, Rope, Router
+from octavo.ops.contract import F32, I32, Activation, AttentionShape, HeadNorm, KVSpec, Rope, Router
 
 Activations = Literal["float32", "int16", "int8"]
 
@@ -37,11 +37,13 @@ ALIGNMENT = 64
 
 
 class CpuWeight:
-    """A packed matrix and the kinds of its parts."""
+    """A packed matrix, the kinds of its parts, and the order in which it takes the columns of its input (None: their
+    own)."""
 
-    def __init__(self, packed: Any, kinds: tuple[str, ...]) -> None:
+    def __init__(self, packed: Any, kinds: tuple[str, ...], columns: I32 | None = None) -> None:
         self.packed = packed
         self.kinds = kinds
+        self.columns = columns
         self.n_out: int = packed.n_out
         self.n_in: int = packed.n_in
 
@@ -485,11 +487,19 @@ class Recorder:
     def _inputs(self, name: str, x: Any, weight: Any, head: bool) -> tuple[list[int], list[Buffer | None]]:
         """Forms of the weight's parts, and the buffers of `x` in these forms, made where they do not exist yet."""
         _same_width(f"{name}: input", x.width, weight.n_in)
+        if weight.columns is not None:
+            x = self._reordered(x, weight.columns)
         forms = weight.forms(self.activations, head)
         for form in sorted(set(forms)):
             if x.buffers[form] is None:
                 self._pack(x, form)
         return forms, [self._read(x.buffers[f]) if f in forms else None for f in (FLOAT, INT8, INT16)]
+
+    def _reordered(self, x: CpuArray, columns: I32) -> CpuArray:
+        """`x` with its columns in another order."""
+        source, out = self._read(x.floats), self._array(x.width, makes=(INT8, INT16))
+        self._add(lambda program, at: program.reorder(at(source), [at(b) for b in out.wanted()], columns))
+        return out
 
     def _pack(self, x: CpuArray, form: int) -> None:
         """Adds a form to `x`: by its producer where that can make it, else by an instruction of its own."""

@@ -1,0 +1,107 @@
+"""Matrices that a quantization method keeps in several tensors, seen as one tensor each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.tensor import AGAIN, U8, Tensor
+from octavo.ops.contract import Stored
+from octavo.quant import mxfp4
+from octavo.quant.method import Head, Layout, Method, QuantError, Values
+
+METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {"mxfp4": mxfp4.read}
+"""quant_method of config.json -> what reads the rest of quantization_config."""
+
+_DTYPES: dict[str, Any] = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": np.uint8,
+    "F8_E5M2": np.uint8,
+    "F8_E8M0": np.uint8,
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": np.int8,
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": np.uint8,
+    "BOOL": np.uint8,
+}
+"""How a method gets a tensor; floats of 8 bits as their bytes."""
+
+
+def quantized(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` with those of each quantized module as one tensor "MODULE.weight" of a format of `octavo.quant`, put
+    together when it is read: one matrix at a time is in memory.
+
+    Everything is checked from the headers. Raises CheckpointError for a method that is not known and for tensors that
+    do not fit together.
+    """
+    said = config.get("quantization_config")
+    if not said:
+        return tensors
+    method = find(said)
+    out = dict(tensors)
+    for module in _modules(method, tensors):
+        parts = {e: out.pop(module + e) for e in method.endings if module + e in out}
+        where = next(iter(parts.values())).file
+        try:
+            layout = method.layout(module, {e: Head(t.kind, t.shape) for e, t in parts.items()})
+        except QuantError as error:
+            raise CheckpointError(f"{where}: {module!r} cannot be read as {method.name}: {error}") from None
+        out[module + layout.ending] = Tensor(
+            layout.kind,
+            layout.shape,
+            np.zeros(0, np.uint8),
+            where,
+            join=partial(_join, layout, parts),
+            joined_bytes=sum(t.bytes for t in parts.values()),
+        )
+    return out
+
+
+def find(said: Any) -> Method:
+    """What reads a checkpoint with this quantization_config. Raises CheckpointError that lists the known methods."""
+    name = said.get("quant_method") if isinstance(said, dict) else None
+    if name not in METHODS:
+        raise CheckpointError(
+            f"the checkpoint is quantized with {name!r}, which cannot be read; known are {', '.join(METHODS)} and GGUF "
+            f"files. Use the unquantized model, or a GGUF file of it."
+        )
+    try:
+        return METHODS[name](said)
+    except QuantError as error:
+        raise CheckpointError(f"quantization_config of the method {name!r}: {error}") from None
+
+
+def _modules(method: Method, tensors: Mapping[str, Tensor]) -> list[str]:
+    found = {name[: -len(mark)] for mark in method.marks for name in tensors if name.endswith(mark)}
+    return sorted(found)
+
+
+def _join(layout: Layout, parts: Mapping[str, Tensor], index: int | None) -> Stored:
+    """The matrix, or entry `index` of a stack."""
+    values = {ending: _values(tensor, index) for ending, tensor in parts.items()}
+    stored = layout.build(values)
+    *rows, n_in = layout.shape if index is None else layout.shape[1:]
+    if stored[:3] != (layout.kind, math.prod(rows), n_in):
+        where = next(iter(parts.values())).file
+        raise CheckpointError(f"{where} is broken: a matrix is not what its header says. {AGAIN}")
+    return stored
+
+
+def _values(tensor: Tensor, index: int | None) -> Values:
+    data: U8 = tensor.data
+    values: Values = data.view(_DTYPES[tensor.kind]) if data.nbytes else np.zeros(0, _DTYPES[tensor.kind])
+    values = values.reshape(tensor.shape)
+    return values if index is None else values[index]
