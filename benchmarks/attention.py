@@ -3,9 +3,9 @@
     python benchmarks/attention.py [threads ...]
 
 A body of one layer is run with one attention and with several; the difference, at the fastest of many runs, is that of
-attention alone. GFLOP/s count the 4 * head_dim operations of each query head and token that it sees; GB/s count K and V
-of every context once, which is what a step has to read at least. "per thread" divides by the processor time of all
-threads instead of the time on the clock: on a machine with other work to do, it says more.
+attention alone. GFLOP/s count two operations for each element of the keys and values that each query head sees; GB/s
+count the cache of every context once, which is what a step has to read at least. "per thread" divides by the processor
+time of all threads instead of the time on the clock: on a machine with other work to do, it says more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.devices.cpu.device import CpuCache, CpuDevice, CpuModel
-from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVSpec, Stored
+from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVSpec, Rope, Stored
 
 BLOCK = 16
 MORE = 5
@@ -39,22 +39,24 @@ class Case(NamedTuple):
     head_dim: int
     spans: tuple[Span, ...]
     window: int = 0
+    latent: int = 0
 
     def shape(self) -> AttentionShape:
-        return AttentionShape(self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5, 0, 0, self.window)
+        shape = AttentionShape(self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5, 0, 0, self.window)
+        return shape._replace(latent=self.latent)
 
     def seen(self, position: int) -> int:
         return min(position + 1, self.window) if self.window else position + 1
 
     def flops(self) -> int:
         seen = sum(self.seen(p) for span in self.spans for p in range(span.context - span.tokens, span.context))
-        return 4 * self.head_dim * self.heads * seen
+        return 2 * (self.head_dim + (self.latent or self.head_dim)) * self.heads * seen
 
     def bytes(self) -> int:
         tokens = sum(
             min(span.context, self.window + span.tokens) if self.window else span.context for span in self.spans
         )
-        return 2 * 2 * self.head_dim * self.kv_heads * tokens
+        return 2 * (1 if self.latent else 2) * self.head_dim * self.kv_heads * tokens
 
 
 def cases() -> list[Case]:
@@ -68,7 +70,12 @@ def cases() -> list[Case]:
     }
     shapes = ((9, 3, 64), (4, 1, 256), (32, 8, 128))
     full = [Case(name, *shape, spans) for shape in shapes for name, spans in layouts.items()]
-    return [*full, Case("256 at 6000", 4, 1, 256, (Span(256, 6000),), 512)]
+    latent = [
+        Case(name, heads, 1, 576, layouts[name], latent=512)
+        for heads in (16, 128)
+        for name in ("prompt of 512", "decode 1 x 8000", "decode 32 x 512")
+    ]
+    return [*full, Case("256 at 6000", 4, 1, 256, (Span(256, 6000),), 512), *latent]
 
 
 def step(case: Case, spans: Sequence[tuple[int, Span]], table: Any) -> BatchArrays:
@@ -87,18 +94,24 @@ def step(case: Case, spans: Sequence[tuple[int, Span]], table: Any) -> BatchArra
 
 def compile_layer(dev: CpuDevice, case: Case, cache: CpuCache, limits: BatchLimits, attends: int) -> CpuModel:
     rng = np.random.default_rng(0)
-    width = (case.heads + 2 * case.kv_heads) * case.head_dim
+    shape, turned = case.shape(), case.head_dim - case.latent
 
     def weight(rows: int, columns: int) -> Any:
         values = rng.standard_normal((rows, columns)).astype(np.float32)
         return dev.weight([Stored("F32", rows, columns, values.view(np.uint8))])
 
-    table, out = weight(512, width), weight(8, case.heads * case.head_dim)
+    widths = (case.heads * case.latent, case.heads * turned, case.latent, turned)
+    tables = [weight(512, n) for n in (widths if case.latent else ((case.heads + 2 * case.kv_heads) * case.head_dim,))]
+    out = weight(8, case.heads * (case.latent if case.latent and attends else case.head_dim))
 
     def body(ops: Any, batch: Any) -> Any:
-        x = q = ops.store_kv(batch, ops.embed(batch, table, 1.0), None, case.shape())
+        parts = [ops.embed(batch, table, 1.0) for table in tables]
+        if case.latent:
+            x = q = ops.store_latent(batch, *parts, ops.rotary(batch, Rope((1.0,) * (turned // 2))), shape)
+        else:
+            x = q = ops.store_kv(batch, *parts, None, shape)
         for _ in range(attends):
-            x = ops.attend(batch, q, case.shape())
+            x = ops.attend(batch, q, shape)
         return ops.gather(batch, x)
 
     return dev.compile(body, lambda ops, x: ops.logits(x, out), limits, cache)
@@ -110,7 +123,7 @@ def seconds(case: Case, threads: int) -> tuple[float, float]:
     blocks = -(-max(span.context for span in case.spans) // BLOCK)
     table = np.random.default_rng(1).permutation(len(case.spans) * blocks).astype(np.int32)
     table = table.reshape(len(case.spans), blocks)
-    cache = dev.kv_cache(KVSpec(1, case.kv_heads, case.head_dim, "float16", BLOCK, (table.size,), (0,)))
+    cache = dev.kv_cache(KVSpec(1, case.kv_heads, case.head_dim, "float16", BLOCK, (table.size,), (0,), case.latent))
     limits = BatchLimits(1024, len(case.spans), 1, blocks * BLOCK)
     fill, one, many = (compile_layer(dev, case, cache, limits, n) for n in (0, 1, 1 + MORE))
     for slot, span in enumerate(case.spans):

@@ -12,8 +12,8 @@ namespace {
 constexpr int kWide = kTileColumns + kColumns;  // columns of 32 that do not start at a panel touch five panels
 // A worker's buffers for a matrix product: unpacked weights, then up to three results.
 constexpr int64_t kProductScratch = kFloatScratch + int64_t{3} * kRowBlock * kWide;
-// Room for partials: a stream of 128k tokens with 32 heads of 128 can be shared. What is not used takes no memory.
-constexpr size_t kPartialBytes = size_t{8} << 20;
+// Room for partials: a decode with this much context can be shared. What is not used takes no memory.
+constexpr int kSharedTokens = 128 << 10;
 
 // Adds the tiles of columns [first, end), which begin at a panel.
 void add_tiles(const Weight& weight, int first, int end, std::vector<Tile>& tiles) {
@@ -92,7 +92,12 @@ void Program::add(Instruction instruction) {
 void Program::reserve_scratch() {
     scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;  // workers share no cache line
     scratch_ = Arena(scratch_floats_ * sizeof(float) * pool_->threads());
-    if (!attend_shapes_.empty() && pool_->threads() > 1) partials_ = Arena(kPartialBytes);
+    if (attend_shapes_.empty() || pool_->threads() == 1) return;
+    int64_t largest = 0;
+    for (const HeadShape& shape : attend_shapes_) {
+        largest = std::max(largest, attend_partial(shape.heads, attend_width(shape)));
+    }
+    partials_ = Arena(kSharedTokens / kChunkTokens * largest * sizeof(float));
 }
 
 void Program::run(const Batch& batch, int rows, int worker) {

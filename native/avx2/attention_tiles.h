@@ -170,13 +170,9 @@ void dot_step(const Rows& rows, const StepData& data, int row, int low, int high
     }
 }
 
-// The row's scores for the tokens of the step at `start` that it sees, scaled, capped and less for those far away, -inf
-// elsewhere, in place. Returns the largest and `before`.
-float scale_scores(const Rows& rows, int row, const HeadShape& shape, int start, Seen seen, float before) {
+// The row's scores for the tokens of the step at `start`, scaled, capped and less for those far away, in place.
+__attribute__((noinline)) void bend_scores(const Rows& rows, int row, const HeadShape& shape, int start) {
     float* score = rows.score + row * kStep;
-    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256 largest = _mm256_set1_ps(before);
-    const bool whole = seen.first == 0 && seen.end == kStep;
     for (int j = 0; j < kStep; j += 8) {
         __m256 s = _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_set1_ps(shape.scale));
         if (shape.softcap > 0) {
@@ -184,11 +180,23 @@ float scale_scores(const Rows& rows, int row, const HeadShape& shape, int start,
             s = _mm256_mul_ps(cap, tanh_ps(_mm256_div_ps(s, cap)));
         }
         if (rows.slope != nullptr) {
-            const __m256i away = _mm256_add_epi32(lanes, _mm256_set1_epi32(start + j - rows.position[row]));
+            const __m256i away = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                                  _mm256_set1_epi32(start + j - rows.position[row]));
             s = _mm256_fmadd_ps(_mm256_set1_ps(rows.slope[row]), _mm256_cvtepi32_ps(away), s);
         }
+        _mm256_storeu_ps(score + j, s);
+    }
+}
+
+// The scores times `scale` for the tokens that the row sees, -inf elsewhere, in place. Returns the largest and
+// `before`.
+float scale_scores(float* score, float scale, Seen seen, float before) {
+    __m256 largest = _mm256_set1_ps(before);
+    const bool whole = seen.first == 0 && seen.end == kStep;
+    for (int j = 0; j < kStep; j += 8) {
+        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_set1_ps(scale));
         if (!whole) {
-            const __m256i token = _mm256_add_epi32(lanes, _mm256_set1_epi32(j));
+            const __m256i token = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(j));
             const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(seen.first), token),
                                                    _mm256_cmpgt_epi32(token, _mm256_set1_epi32(seen.end - 1)));
             s = _mm256_blendv_ps(s, _mm256_set1_ps(kMinusInfinity), _mm256_castsi256_ps(hidden));
@@ -205,10 +213,12 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
     alignas(32) float factor[8];
     alignas(32) float before[8] = {};
     alignas(32) float largest[8] = {};
+    const bool bent = shape.softcap > 0 || rows.slope != nullptr;
     for (int r = 0; r < count; ++r) {
         if (seen[r].first >= seen[r].end) continue;
+        if (bent) bend_scores(rows, row + r, shape, start);
         before[r] = rows.part.largest[row + r];
-        largest[r] = scale_scores(rows, row + r, shape, start, seen[r], before[r]);
+        largest[r] = scale_scores(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale, seen[r], before[r]);
     }
     const __m256 old = _mm256_load_ps(before);
     const __m256 shrink = exp_down(_mm256_sub_ps(old, _mm256_load_ps(largest)));
