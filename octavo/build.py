@@ -29,6 +29,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.registry import find
 from octavo.models.weights import LoadError, load
 from octavo.ops.contract import Device
+from octavo.quant.onload import RULES, quantize
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
 from octavo.runtime.runner import Runner
@@ -190,8 +191,9 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         name, model_config = architecture.name, architecture.config(checkpoint.config)
         kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) >= 2)
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
-        check_quantization(config.quantization, method, kinds)
-        activation_type, why = activations(config, kinds)
+        on_load = check_quantization(config.quantization, method, kinds, RULES)
+        rule = RULES[str(config.quantization)] if on_load else None
+        activation_type, why = activations(config, kinds | {rule.kind} if rule else kinds)
         threads = environment_threads() if config.threads is None else config.threads
         try:
             device = select_device(config.device, threads, activation_type)
@@ -209,10 +211,12 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             device,
             architecture.ignore(model_config),
             partial(on_progress, "loading weights") if on_progress else None,
+            partial(quantize, rule) if rule else None,
         )
         notes = (
             f"{name}, {model_config.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
             f"{'/'.join(sorted(kinds))} weights",
+            *([f"matrices quantized while loading: {rule.about}"] if rule else []),
             *device.notes,
             *(["OMP_NUM_THREADS sets the number of threads"] if threads is not None and config.threads is None else []),
             why,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.config import ConfigError, EngineConfig
@@ -29,20 +29,26 @@ class Resolved:
     """One sentence per decision, for start-up to print."""
 
 
-def check_quantization(asked: str | None, checkpoint_says: str | None, kinds: frozenset[str]) -> None:
-    """Refuse a `--quantization` that the checkpoint is not stored in.
+def check_quantization(
+    asked: str | None, checkpoint_says: str | None, kinds: frozenset[str], on_load: Collection[str] = ()
+) -> bool:
+    """Whether a `--quantization` is to be done while the model is loaded; refuses one that the checkpoint is not
+    stored in and that cannot be done then.
 
-    `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices.
-    Raises ConfigError with the ways out.
+    `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices; `on_load`: what can be
+    done to plain floats. Raises ConfigError with the ways out.
     """
     found = checkpoint_says or ("gguf" if any(k[0] == "Q" or k == "MXFP4" for k in kinds) else None)
     if asked is None or asked == found:
-        return
+        return False
     if found is None:
+        if asked in on_load:
+            return True
+        known = f", quantize it while it is loaded with one of {', '.join(on_load)}" if on_load else ""
         raise ConfigError(
             f"--quantization {asked} was asked for, but the checkpoint holds plain {'/'.join(sorted(kinds))} values. "
-            f"Either drop --quantization to serve it as it is, or point --model at a checkpoint that was quantized "
-            f"with {asked}"
+            f"Either drop --quantization to serve it as it is{known}, or point --model at a checkpoint that was "
+            f"quantized with {asked}"
         )
     raise ConfigError(f"--quantization {asked} was asked for, but the checkpoint is {found}: drop the flag")
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from octavo.layers.linear import Leaf, Need, Value
+from octavo.layers.linear import Leaf, Linear, Need, Value
+from octavo.layers.moe import Experts
 from octavo.layers.views import take_columns, take_rows
 from octavo.models.decoder import Decoder
 from octavo.models.names import Names, Source, expand
@@ -25,6 +26,10 @@ from octavo.parallel.rank import Cut
 
 class LoadError(ValueError):
     """The checkpoint and the architecture do not fit together; the message lists what is wrong."""
+
+
+EXACT = frozenset({"lm_head", "router", "shared_gate"})
+"""Last words of the paths of products that are never quantized while they are loaded: they choose, and are small."""
 
 
 class Checkpoint(Protocol):
@@ -45,11 +50,15 @@ def load(
     device: Device,
     ignore: tuple[str, ...] = (),
     on_progress: Callable[[int, int], Any] | None = None,
+    quantize: Callable[[Stored], Stored] | None = None,
 ) -> None:
     """Fill `model` from `checkpoint`.
 
     `ignore`: glob patterns of checkpoint tensors that may stay unused. `on_progress(done, total)` is called after each
-    leaf. Raises LoadError before anything is packed when a tensor is missing, left over or of the wrong shape.
+    leaf. `quantize` is applied to every whole matrix that is multiplied with (of linear layers and experts, but not of
+    EXACT and not of embeddings), before a rank takes its part, so that every split has the same values.
+
+    Raises LoadError before anything is packed when a tensor is missing, left over or of the wrong shape.
     """
     sources = _Sources(names, model, checkpoint)
     leaves = dict(model.leaves())
@@ -59,7 +68,8 @@ def load(
         allowed += [f"{source.name}.weight" for source in sources["lm_head"]]
     _check([found for row in plan.values() for found in row], checkpoint, allowed, model.config.experts)
     for done, (path, leaf) in enumerate(leaves.items()):
-        leaf.fill(device, ((found.need, _read(found, checkpoint)) for found in plan[path]), checkpoint.style)
+        rounds = quantize if _may_round(path, leaf) else None
+        leaf.fill(device, ((found.need, _read(found, checkpoint, rounds)) for found in plan[path]), checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
 
@@ -165,12 +175,18 @@ def _shape(found: Found, experts: int) -> tuple[int, ...]:
     return shape if found.source.expert is None else (experts, *shape)
 
 
-def _read(found: Found, checkpoint: Checkpoint) -> Value:
+def _may_round(path: str, leaf: Leaf) -> bool:
+    return isinstance(leaf, Linear | Experts) and path.rpartition(".")[2] not in EXACT
+
+
+def _read(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], Stored] | None) -> Value:
     need, name, (_, _, view, expert, _), _ = found
     if need.matrix:
         stored = checkpoint.stored(name, expert)
         if view is not None:
             stored = view.matrix(stored)
+        if quantize is not None:
+            stored = quantize(stored)
         for order in _rows(found):
             stored = take_rows(stored, order)
         columns = need.cuts[1]

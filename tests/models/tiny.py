@@ -18,7 +18,7 @@ from octavo.checkpoint import open_checkpoint
 from octavo.models.decoder import Decoder
 from octavo.models.registry import find
 from octavo.models.weights import load
-from octavo.ops.contract import BatchArrays, BatchLimits, CompiledModel, Device, KVSpec
+from octavo.ops.contract import BatchArrays, BatchLimits, CompiledModel, Device, KVSpec, Stored
 from octavo.parallel.rank import Rank
 from tests.models import families
 from tests.models.variant import Variant
@@ -100,6 +100,7 @@ class Loaded:
         tokens: int = 1024,
         sequences: int = 64,
         rank: Rank | None = None,
+        quantize: Callable[[Stored], Stored] | None = None,
     ):
         with open_checkpoint(path) as checkpoint:
             architecture = find(checkpoint.config)
@@ -107,7 +108,8 @@ class Loaded:
             self.model: Decoder = architecture.make(self.config, max_model_len)
             if rank is not None:
                 self.model.split(rank)
-            load(self.model, checkpoint, architecture.names(self.config), device, architecture.ignore(self.config))
+            names, ignore = architecture.names(self.config), architecture.ignore(self.config)
+            load(self.model, checkpoint, names, device, ignore, quantize=quantize)
         self.block_size = block_size
         group_of = [0] * self.config.layers
         for index, group in enumerate(self.model.groups):

@@ -1,0 +1,75 @@
+"""What is quantized while a model is loaded, and when --quantization means that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.config import ConfigError
+from octavo.ops.contract import F32, Stored
+from octavo.ops.reference import ReferenceDevice
+from octavo.parallel.rank import Rank
+from octavo.quant import onload
+from octavo.quant.onload import Rule, quantize
+from octavo.resolve import check_quantization
+from tests.models.tiny import Loaded, make
+
+
+def stored(values: F32) -> Stored:
+    return Stored("F32", *values.shape, np.ascontiguousarray(values, np.float32).view(np.uint8))
+
+
+def test_rows_that_share_scales_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[F32] = []
+
+    def rows(values: F32) -> np.ndarray:  # type: ignore[type-arg]
+        seen.append(values)
+        return values.astype("<f2").view(np.uint8)
+
+    monkeypatch.setattr(onload, "SLAB", 32)
+    values = np.arange(56, dtype=np.float32).reshape(14, 4)
+    got = quantize(Rule("F16", rows, "", together=3), stored(values))
+    assert [len(part) for part in seen] == [6, 6, 2]  # of 8 rows in a slab
+    np.testing.assert_array_equal(np.concatenate(seen), values)
+    assert got[:3] == ("F16", 14, 4)
+    np.testing.assert_array_equal(got.data.view("<f2"), values)
+
+
+def test_what_is_no_float_or_does_not_fill_blocks_stays() -> None:
+    rule = Rule("Q8_0", lambda values: pytest.fail("nothing is to be quantized"), "")
+    narrow = stored(np.ones((2, 33), np.float32))
+    already = Stored("Q4_0", 2, 32, np.zeros((2, 18), np.uint8))
+    assert quantize(rule, narrow) is narrow and quantize(rule, already) is already
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
+def test_products_are_quantized_but_not_what_chooses(variant: str, tmp_path: Path) -> None:
+    """Embeddings, the head and routers stay; a rank's part is of a matrix that was quantized in whole."""
+    path, model = make(variant, tmp_path)
+    seen: list[tuple[int, int]] = []
+
+    def note(matrix: Stored) -> Stored:
+        seen.append((matrix.n_out, matrix.n_in))
+        return matrix
+
+    Loaded(path, ReferenceDevice(), quantize=note)
+    whole, seen[:] = sorted(seen), []
+    kept = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight")
+    matrices = [(n, p) for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(kept)]
+    assert sum(a * b for a, b in whole) == sum(p.numel() for _, p in matrices)
+    Loaded(path, ReferenceDevice(), quantize=note, rank=Rank(1, 2))
+    assert sorted(seen) == whole
+
+
+def test_the_flag_means_it_for_plain_floats_only() -> None:
+    plain = frozenset({"BF16", "F32"})
+    assert check_quantization("int8", None, plain, ["fp8", "int8"])
+    assert not check_quantization(None, None, plain, ["fp8", "int8"])
+    assert not check_quantization("int8", "int8", plain, ["fp8", "int8"])
+    with pytest.raises(ConfigError, match="quantize it while it is loaded with one of fp8, int8, or point --model"):
+        check_quantization("awq", None, plain, ["fp8", "int8"])
+    for says, kinds in (("gptq", {"INT4_128"}), (None, {"Q4_1", "F32"})):
+        with pytest.raises(ConfigError, match="drop the flag"):
+            check_quantization("int8", says, frozenset(kinds), ["fp8", "int8"])
