@@ -56,7 +56,7 @@ def quantized(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str
         parts = {e: out.pop(module + e) for e in method.endings if module + e in out}
         where = next(iter(parts.values())).file
         try:
-            layout = method.layout(module, {e: Head(t.kind, t.shape) for e, t in parts.items()})
+            layout = method.layout(module, {e: Head(t.kind, t.shape, partial(_values, t)) for e, t in parts.items()})
         except QuantError as error:
             raise CheckpointError(f"{where}: {module!r} cannot be read as {method.name}: {error}") from None
         out[module + layout.ending] = Tensor(
@@ -100,7 +100,7 @@ def _join(layout: Layout, parts: Mapping[str, Tensor], index: int | None) -> Sto
     return stored
 
 
-def _values(tensor: Tensor, index: int | None) -> Values:
+def _values(tensor: Tensor, index: int | None = None) -> Values:
     data: U8 = tensor.data
     values: Values = data.view(_DTYPES[tensor.kind]) if data.nbytes else np.zeros(0, _DTYPES[tensor.kind])
     values = values.reshape(tensor.shape)

@@ -23,6 +23,8 @@ class Head(NamedTuple):
     kind: str
     """The file's word: "I32", "F16", …"""
     shape: tuple[int, ...]
+    values: Callable[[], Values]
+    """What it holds, as `build` gets it: for the small tensors that say how the others are to be read."""
 
 
 class Layout(NamedTuple):
