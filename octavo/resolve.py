@@ -87,7 +87,7 @@ def resolve(
     dtype = config.kv_cache_dtype
     if dtype == "auto":
         dtype = "float32" if config.dtype in ("float", "float32") else "float16"
-    sizes = _Sizes(config, model, groups, kv.elements * ITEM_BYTES[dtype])
+    sizes = _Sizes(config, groups, kv.elements * ITEM_BYTES[dtype])
     budget, why = _budget(config, sizes, wanted, available, source)
     length = wanted
     if sizes.sequence(wanted) > budget and config.num_gpu_blocks_override is None:
@@ -106,7 +106,9 @@ def resolve(
             f"{blocks[0]} KV blocks per group need {_mib(sizes.bytes(blocks))}, but only {_mib(available)} are "
             f"{source}: lower --num-gpu-blocks-override"
         )
-    spec = KVSpec(model.layers, kv.kv_heads, kv.head_dim, dtype, config.block_size, blocks, sizes.group_of, kv.latent)
+    spec = KVSpec(
+        len(sizes.group_of), kv.kv_heads, kv.head_dim, dtype, config.block_size, blocks, sizes.group_of, kv.latent
+    )
     tokens = blocks[0] * config.block_size
     notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}: {tokens} tokens ({why})")
     notes.insert(0, f"context {length} tokens, up to {config.max_num_seqs} sequences at once")
@@ -127,13 +129,13 @@ def resolve(
 class _Sizes:
     """Block arithmetic: what sequences of a length need of each KV group."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], token: int):
+    def __init__(self, config: EngineConfig, groups: Sequence[KVGroup], token: int):
         """`token`: bytes that one takes in one layer."""
         self.config = config
         self.size = config.block_size
         self.groups = groups
         self.block_bytes = [len(g.layers) * token * self.size for g in groups]
-        group_of = [0] * model.layers
+        group_of = [0] * sum(len(g.layers) for g in groups)
         for index, g in enumerate(groups):
             for i in g.layers:
                 group_of[i] = index

@@ -156,6 +156,7 @@ class KVGroup(NamedTuple):
     """Layers that share a block table. `window` is the number of tokens a query sees, itself included (0 = all)."""
 
     layers: tuple[int, ...]
+    """Numbers among the layers that have keys and values of their own."""
     window: int = 0
 
 

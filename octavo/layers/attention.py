@@ -18,8 +18,10 @@ class Attention(Layer):
     learned logit per head beside the keys. `norm_over`: the width of the norms of q and k; `norm_after`: these come
     after the rotation. `out_scale` multiplies the output projection (a model's residual multiplier).
 
-    Layer index and KV group are given by the decoder once it knows all its layers (`place`).
+    Which cache it uses and its KV group are given by the decoder once it knows all its layers (`place`).
     """
+
+    source: int | None = None
 
     def __init__(
         self,
@@ -90,13 +92,13 @@ class Attention(Layer):
         alibi = shape.alibi[heads.start : heads.start + heads.size]
         self.wanted = shape._replace(heads=heads.size, kv_heads=kv_heads.size, alibi=alibi)
 
-    def place(self, layer: int, group: int) -> None:
-        self.layer, self.group = layer, group
+    def place(self, cache: int, group: int) -> None:
+        self.cache, self.group = cache, group
 
     @property
     def shape(self) -> AttentionShape:
         """What it is, in its place."""
-        return self.wanted._replace(layer=self.layer, group=self.group)
+        return self.wanted._replace(layer=self.cache, group=self.group)
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
         norms = (
@@ -111,12 +113,11 @@ class Attention(Layer):
 class SharedAttention(Attention):
     """Reads the keys and values of layer `source`, and has queries only."""
 
+    source: int
+
     def __init__(self, hidden: int, source: int, heads: int, kv_heads: int, head_dim: int, rope: Rope, **more: Any):
         super().__init__(hidden, heads, kv_heads, head_dim, rope, **more)
         self.source = source
         self.qkv = Linear(hidden, {"q": heads * head_dim}, more["bias"])
         self.k_norm = self.v_norm = None
         self.wanted = self.wanted._replace(stores=False)
-
-    def place(self, layer: int, group: int) -> None:
-        super().place(self.source, group)

@@ -25,6 +25,7 @@ class LatentAttention(Layer):
     rope: Rope | None
     window = 0
     chunk = 0
+    source = None
 
     def __init__(
         self,
@@ -67,13 +68,13 @@ class LatentAttention(Layer):
         self.out.by_columns(heads.of_parts(self.out.n_in // heads.whole), rank)
         self.wanted = self.wanted._replace(heads=heads.size)
 
-    def place(self, layer: int, group: int) -> None:
-        self.layer, self.group = layer, group
+    def place(self, cache: int, group: int) -> None:
+        self.cache, self.group = cache, group
 
     @property
     def shape(self) -> AttentionShape:
         """What it is, in its place."""
-        return self.wanted._replace(layer=self.layer, group=self.group)
+        return self.wanted._replace(layer=self.cache, group=self.group)
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
         assert rotary is not None

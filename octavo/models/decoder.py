@@ -20,9 +20,13 @@ class AttentionLayer(Protocol):
     chunk: int
 
     @property
+    def source(self) -> int | None:
+        """The layer whose keys and values it reads; None: it has its own."""
+
+    @property
     def kv(self) -> KVShape: ...
 
-    def place(self, layer: int, group: int) -> None: ...
+    def place(self, cache: int, group: int) -> None: ...
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array: ...
 
@@ -112,9 +116,11 @@ class Decoder(Layer):
         self.logit_scale, self.logit_softcap = logit_scale, logit_softcap
         spans = [b.attn.window or b.attn.chunk for b in self.blocks]
         kinds = sorted(set(spans))
-        self.groups = tuple(KVGroup(tuple(i for i, s in enumerate(spans) if s == kind), kind) for kind in kinds)
+        owners = [i for i, b in enumerate(self.blocks) if b.attn.source is None]
+        self.groups = tuple(KVGroup(tuple(n for n, i in enumerate(owners) if spans[i] == kind), kind) for kind in kinds)
         for i, b in enumerate(self.blocks):
-            b.attn.place(i, kinds.index(spans[i]))
+            source = i if b.attn.source is None else b.attn.source
+            b.attn.place(owners.index(source), kinds.index(spans[i]))
         shapes = {b.attn.kv for b in self.blocks}
         if len(shapes) > 1:
             raise ModelConfigError(f"layers with KV caches of different shapes are not supported: {sorted(shapes)}")

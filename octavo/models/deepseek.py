@@ -14,9 +14,9 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope, yarn_magnitude
-from octavo.layers.views import Flat, Rows, TurnedHeads, after, interleaved, part, part_of_heads
 from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
 from octavo.models.decoder import Block, Decoder
+from octavo.models.latent_names import latent_names
 from octavo.models.names import EXPERTS, LLAMA, Names
 from octavo.ops.contract import Router
 
@@ -122,40 +122,17 @@ def _router(c: ModelConfig) -> Router:
 
 
 def names(c: ModelConfig) -> Names:
-    nope, rotated, value, latent = _sizes(c)
-    heads = c.heads
-
-    def turned(rows: Rows, count: int) -> Rows:
-        return after(rows, interleaved(count, rotated)) if c.raw.get("rope_interleave", True) else rows
-
-    def queries(name: str) -> Names:
-        rope = part_of_heads(heads, nope + rotated, nope, rotated)
-        return (
-            (name, "blocks.{i}.attn.q_nope", part_of_heads(heads, nope + rotated, 0, nope)),
-            (name, "blocks.{i}.attn.q_rope", turned(rope, heads)),
-        )
-
-    attn = "model.layers.{i}.self_attn."
     return (
         *EXPERTS,
         *(row for row in LLAMA if "q,k,v" not in row[0]),
         ("model.layers.{i}.mlp.shared_experts.{gate,up}_proj", "blocks.{i}.mlp.shared.gate_up.{gate,up}"),
         ("model.layers.{i}.mlp.shared_experts.down_proj", "blocks.{i}.mlp.shared.down"),
-        *queries(attn + ("q_b_proj" if c.raw.get("q_lora_rank") else "q_proj")),
-        (attn + "q_a_proj", "blocks.{i}.attn.q_down"),
-        (attn + "q_a_layernorm", "blocks.{i}.attn.q_norm"),
-        (attn + "kv_a_proj_with_mqa", "blocks.{i}.attn.kv_down", part(0, latent, latent + rotated)),
-        (attn + "kv_a_proj_with_mqa", "blocks.{i}.attn.k_rope", turned(part(latent, rotated, latent + rotated), 1)),
-        (attn + "kv_a_layernorm", "blocks.{i}.attn.kv_norm"),
-        (
-            attn + "kv_b_proj",
-            "blocks.{i}.attn.key_up",
-            TurnedHeads(heads, part_of_heads(heads, nope + value, 0, nope), in_gguf=True),
+        *latent_names(
+            c.heads,
+            *_sizes(c),
+            compressed=bool(c.raw.get("q_lora_rank")),
+            neighbours=bool(c.raw.get("rope_interleave", True)),
         ),
-        (attn + "kv_b_proj", "blocks.{i}.attn.value_up", part_of_heads(heads, nope + value, nope, value)),
-        # GGUF files of late have both parts apart, the first one turned already.
-        (attn + "k_b_proj", "blocks.{i}.attn.key_up", Flat(heads)),
-        (attn + "v_b_proj", "blocks.{i}.attn.value_up", Flat(heads)),
     )
 
 

@@ -89,7 +89,7 @@ class AttentionShape(NamedTuple):
     scale: float
     """Multiplies q.k before the softmax."""
     layer: int
-    """Index of the layer in the model."""
+    """Which of the model's caches it uses: layers that read the keys and values of another have none of their own."""
     group: int
     """KV group whose block table it uses."""
     window: int = 0

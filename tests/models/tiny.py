@@ -111,12 +111,12 @@ class Loaded:
             names, ignore = architecture.names(self.config), architecture.ignore(self.config)
             load(self.model, checkpoint, names, device, ignore, quantize=quantize)
         self.block_size = block_size
-        group_of = [0] * self.config.layers
+        group_of = [0] * sum(len(group.layers) for group in self.model.groups)
         for index, group in enumerate(self.model.groups):
             for layer in group.layers:
                 group_of[layer] = index
         self.spec = KVSpec(
-            self.config.layers,
+            len(group_of),
             self.model.kv.kv_heads,
             self.model.kv.head_dim,
             kv_dtype,
