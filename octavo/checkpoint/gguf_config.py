@@ -52,8 +52,8 @@ def translate(meta: Metadata, family: Family) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} announces {layers} layers but only {len(shapes)} tensors. Convert the model again."
         )
-    head_dim = meta.integer("attention.key_length", hidden // heads)
-    if meta.integer("attention.value_length", head_dim) != head_dim:
+    head_dim = meta.integer("rope.dimension_count" if family.latent else "attention.key_length", hidden // heads)
+    if not family.latent and meta.integer("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(
             f"{path}: keys and values of different sizes ({head_dim} and "
             f"{meta.own('attention.value_length')}) are not supported."
@@ -65,7 +65,7 @@ def translate(meta: Metadata, family: Family) -> dict[str, Any]:
         "architectures": [family.name],
         "model_type": family.model_type,
         "hidden_size": hidden,
-        "intermediate_size": meta.integer("feed_forward_length"),
+        "intermediate_size": meta.width("ffn_down.weight") or meta.integer("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": meta.integer("attention.head_count_kv", heads),

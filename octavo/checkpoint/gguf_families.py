@@ -7,12 +7,28 @@ the table says what it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.gguf_metadata import Metadata
-from octavo.checkpoint.gguf_names import BEHIND, EXPERTS, LLAMA, SANDWICH, Names
+from octavo.checkpoint.gguf_names import (
+    BEHIND,
+    BLOOM,
+    EXPERTS,
+    FUSED,
+    GEMMA3N,
+    GPT2,
+    GPT_NEOX,
+    LATENT,
+    LLAMA,
+    MPT,
+    PHI,
+    SANDWICH,
+    Names,
+)
 
 Config = dict[str, Any]
 
@@ -29,6 +45,8 @@ class Family(NamedTuple):
     """Of the architecture in config.json."""
     model_type: str
     names: Names = LLAMA
+    names_of: Callable[[Metadata], Names] | None = None
+    """In place of `names`, where these differ from file to file."""
     paired: bool = False
     """The rows of q and k lie so that rotary pairs are neighbours, against the Hugging Face layout."""
     eps: str = "attention.layer_norm_rms_epsilon"
@@ -38,6 +56,10 @@ class Family(NamedTuple):
     """Key of config.json -> the tensor of layer 0 whose presence it says."""
     constants: Mapping[str, Any] = {}
     """What the files do not say."""
+    stacks: tuple[str, ...] = ()
+    """Stacks of matrices that are tensors of their own elsewhere, with the number before the ending of the name."""
+    latent: bool = False
+    """The KV cache holds latent vectors: sizes of keys and values are not those of heads."""
     vectors: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """Metadata with a number per layer that is a tensor of each layer elsewhere -> (its name, its shape)."""
     more: Callable[[Metadata, Config], Config] | None = None
@@ -122,7 +144,9 @@ def _granite_moe(meta: Metadata, config: Config) -> Config:
 
 def _shared_experts(meta: Metadata, config: Config) -> int:
     """How many of a layer's experts every token passes; in files these are one of their width together."""
-    width, each = meta.width("ffn_down_shexp.weight"), config["moe_intermediate_size"]
+    width, each = meta.width("ffn_down_shexp.weight"), config.get("moe_intermediate_size", 0)
+    if not width:
+        return 0
     if not each or width % each:
         raise CheckpointError(
             f"{meta.path}: the shared experts are {width} wide, no multiple of the {each} of the others. Convert the "
@@ -176,6 +200,24 @@ def _gemma3(meta: Metadata, config: Config) -> Config:
     }
 
 
+_MAVERICK_EXPERTS = 128
+"""The number by which files of Llama 4's model without norms of q and k are known."""
+
+
+def _llama4(meta: Metadata, config: Config) -> Config:
+    """Files say nothing of chunks, layers without positions and temperatures, which are always those of the release;
+    but a window of 0 says that there are none."""
+    out: Config = {
+        "intermediate_size": config.get("moe_intermediate_size") or config["intermediate_size"],
+        "intermediate_size_mlp": meta.integer("feed_forward_length"),
+        "moe_layers": meta.layers_with("ffn_gate_inp.weight"),
+        "use_qk_norm": config.get("num_experts") != _MAVERICK_EXPERTS,
+    }
+    if meta.own("attention.sliding_window") == 0:
+        out |= {"attention_chunk_size": None, "no_rope_layers": [1] * meta.layers, "attn_temperature_tuning": False}
+    return out
+
+
 def _minicpm(meta: Metadata, config: Config) -> Config:
     """Files without multipliers are of the first release, whose config.json llama.cpp's loader knows by heart."""
     layers, hidden = meta.layers, config["hidden_size"]
@@ -187,6 +229,114 @@ def _minicpm(meta: Metadata, config: Config) -> Config:
         "scale_depth": meta.number("residual_scale", 1.4 / layers**0.5) * layers**0.5,
         "dim_model_base": hidden / logits,
     }
+
+
+_GEMMA2_27B_LAYERS = 46
+"""As for Gemma 3, its 27B model is the one whose softmax scale comes from hidden_size / heads."""
+
+
+def _gemma2(meta: Metadata, config: Config) -> Config:
+    largest = meta.layers == _GEMMA2_27B_LAYERS
+    return {
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
+        if largest
+        else config["head_dim"],
+        "layer_types": _layer_types(meta, 2),
+    }
+
+
+def _gemma3n(meta: Metadata, config: Config) -> Config:
+    """What files say of sparsity is how many standard deviations above the mean the rest lies."""
+    scales = meta.per_layer(f"{meta.architecture}.activation_sparsity_scale") or [-math.inf] * meta.layers
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "intermediate_size": [meta.shapes.get(f"blk.{i}.ffn_down.weight", (0,))[-1] for i in range(meta.layers)],
+        "rope_theta": meta.number("rope.freq_base", 1000000.0),
+        "rope_local_base_freq": meta.number("rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
+        "sliding_window": meta.integer("attention.sliding_window"),
+        "layer_types": _layer_types(meta, 5),
+        "activation_sparsity_pattern": [NormalDist().cdf(scale) for scale in scales],
+        "hidden_size_per_layer_input": meta.integer("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": meta.shapes.get("per_layer_token_embd.weight", (0,))[0],
+        "altup_num_inputs": meta.integer("altup.num_inputs"),
+        "altup_active_idx": meta.integer("altup.active_idx"),
+        "altup_correct_scale": meta.has("altup_correct_scale.weight"),
+        "num_kv_shared_layers": meta.integer("attention.shared_kv_layers"),
+        "laurel_rank": meta.width("laurel_r.weight"),
+    }
+
+
+def _cohere2(meta: Metadata, config: Config) -> Config:
+    return {"layer_types": _layer_types(meta, 4)}
+
+
+def _glm(meta: Metadata, config: Config) -> Config:
+    return {"attention_bias": meta.has("attn_q.bias") or meta.has("attn_qkv.bias")}
+
+
+def _stablelm(meta: Metadata, config: Config) -> Config:
+    return {"use_parallel_residual": not meta.has("ffn_norm.weight")}
+
+
+def _falcon(meta: Metadata, config: Config) -> Config:
+    two = meta.has("attn_norm_2.weight")
+    if not two and config["num_key_value_heads"] == 1:
+        return {}
+    return {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2 if two else 1}
+
+
+def _falcon_names(meta: Metadata) -> Names:
+    """Of two norms, the one that files call the second is that of attention."""
+    return BLOOM.but(attn_norm="ln_mlp", attn_norm_2="ln_attn") if meta.has("attn_norm_2.weight") else BLOOM
+
+
+def _mpt(meta: Metadata, config: Config) -> Config:
+    bias = meta.number("attention.max_alibi_bias", 0.0)
+    clip = meta.number("attention.clamp_kqv", 0.0)
+    return {
+        "no_bias": not meta.has("attn_qkv.bias"),
+        "expansion_ratio": config["intermediate_size"] // config["hidden_size"],
+        "attn_config": {"alibi": bias > 0, "alibi_bias_max": bias or None, "clip_qkv": clip or None},
+    }
+
+
+def _gpt_oss(meta: Metadata, config: Config) -> Config:
+    """Its YaRN does not round where the ramp begins and ends, which files do not say."""
+    scaling = config["rope_scaling"]
+    return {
+        "layer_types": _layer_types(meta, 2),
+        "rope_scaling": None if scaling is None else {**scaling, "truncate": False},
+    }
+
+
+_SIGMOID = 2
+"""Of expert_gating_func."""
+
+
+def _deepseek2(meta: Metadata, config: Config) -> Config:
+    rotated = config["head_dim"]
+    sigmoid = meta.integer("expert_gating_func", 1) == _SIGMOID or bool(meta.layers_with("exp_probs_b.bias"))
+    groups = config.get("n_group", 1) > 1
+    scaling = config["rope_scaling"]
+    if scaling is not None and "mscale_all_dim" in scaling:  # a tenth of it in these files, and the other is the same
+        scale = 10 * scaling["mscale_all_dim"]
+        scaling = {**scaling, "mscale": scale, "mscale_all_dim": scale}
+    out: Config = {
+        "architectures": ["DeepseekV3ForCausalLM" if sigmoid else "DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+        "rope_scaling": scaling,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": meta.integer("attention.key_length_mla", meta.integer("attention.key_length", 0)) - rotated,
+        "v_head_dim": meta.integer("attention.value_length_mla", meta.integer("attention.value_length", 0)),
+        "kv_lora_rank": meta.integer("attention.kv_lora_rank"),
+        "q_lora_rank": meta.integer("attention.q_lora_rank", 0) or None,
+        "scoring_func": "sigmoid" if sigmoid else "softmax",
+        "topk_method": "noaux_tc" if sigmoid else "group_limited_greedy" if groups else "greedy",
+        "attention_bias": meta.has("attn_kv_a_mqa.bias"),
+    }
+    if "num_experts" in config:
+        out["n_shared_experts"] = _shared_experts(meta, config)
+    return out
 
 
 _GRANITE = {
@@ -267,6 +417,23 @@ FAMILIES: dict[str, Family] = {
         switches={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
         more=_hunyuan_moe,
     ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        LLAMA.but(
+            ffn_gate="feed_forward.gate_proj",
+            ffn_up="feed_forward.up_proj",
+            ffn_down="feed_forward.down_proj",
+            ffn_gate_inp="feed_forward.router",
+            ffn_gate_exps="feed_forward.experts.gate_proj",
+            ffn_up_exps="feed_forward.experts.up_proj",
+            ffn_down_exps="feed_forward.experts.down_proj",
+            ffn_gate_shexp="feed_forward.shared_expert.gate_proj",
+            ffn_up_shexp="feed_forward.shared_expert.up_proj",
+            ffn_down_shexp="feed_forward.shared_expert.down_proj",
+        ),
+        more=_llama4,
+    ),
     "mistral3": Family("Ministral3ForCausalLM", "ministral3", paired=True, more=_mistral3),
     "nemotron": Family("NemotronForCausalLM", "nemotron", eps=_LAYER_NORM, constants={"hidden_act": "relu2"}),
     "olmo": Family("OlmoForCausalLM", "olmo", paired=True, eps=_LAYER_NORM, words={"attention.clamp_kqv": "clip_qkv"}),
@@ -288,6 +455,99 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3moe": Family(
         "Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, constants={"norm_topk_prob": True}, more=_some_layers
+    ),
+    "bloom": Family("BloomForCausalLM", "bloom", BLOOM, eps=_LAYER_NORM, constants={"hidden_act": "gelu_new"}),
+    "chatglm": Family("GlmForCausalLM", "glm", FUSED, more=_glm),
+    "cohere2": Family(
+        "Cohere2ForCausalLM", "cohere2", eps=_LAYER_NORM, words={"logit_scale": "logit_scale"}, more=_cohere2
+    ),
+    "command-r": Family(
+        "CohereForCausalLM",
+        "cohere",
+        eps=_LAYER_NORM,
+        words={"logit_scale": "logit_scale"},
+        switches={**BIASES, "use_qk_norm": "attn_q_norm.weight"},
+    ),
+    "deepseek2": Family("DeepseekV3ForCausalLM", "deepseek_v3", LATENT, latent=True, more=_deepseek2),
+    "falcon": Family(
+        "FalconForCausalLM",
+        "falcon",
+        names_of=_falcon_names,
+        eps=_LAYER_NORM,
+        switches={"bias": "attn_qkv.bias"},
+        constants={"activation": "gelu"},
+        more=_falcon,
+    ),
+    "gemma": Family("GemmaForCausalLM", "gemma", constants={"hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        SANDWICH,
+        constants={"hidden_activation": "gelu_pytorch_tanh"},
+        more=_gemma2,
+    ),
+    "gemma3n": Family(
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
+        GEMMA3N,
+        switches={"attention_bias": "attn_q.bias"},
+        stacks=("altup_proj.weight", "altup_unembd_proj.weight"),
+        more=_gemma3n,
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        "glm4",
+        FUSED.but(post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
+        more=_glm,
+    ),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        EXPERTS.but(
+            **{
+                "attn_sinks.weight": "self_attn.sinks",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "mlp.router",
+            }
+        ),
+        more=_gpt_oss,
+    ),
+    "gpt2": Family("GPT2LMHeadModel", "gpt2", GPT2, eps=_LAYER_NORM, constants={"hidden_act": "gelu_new"}),
+    "gptneox": Family(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        GPT_NEOX,
+        eps=_LAYER_NORM,
+        words={"use_parallel_residual": "use_parallel_residual"},
+        switches={"attention_bias": "attn_qkv.bias"},
+        constants={"hidden_act": "gelu"},
+    ),
+    "mpt": Family("MPTForCausalLM", "mpt", MPT, eps=_LAYER_NORM, constants={"hidden_act": "gelu"}, more=_mpt),
+    "phi2": Family("PhiForCausalLM", "phi", PHI, eps=_LAYER_NORM, constants={"hidden_act": "gelu_new"}),
+    "phi3": Family("Phi3ForCausalLM", "phi3", FUSED),
+    "stablelm": Family(
+        "StableLmForCausalLM",
+        "stablelm",
+        LLAMA.but(attn_q_norm="self_attn.q_layernorm", attn_k_norm="self_attn.k_layernorm"),
+        eps=_LAYER_NORM,
+        switches={"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"},
+        more=_stablelm,
+    ),
+    "starcoder": Family(
+        "GPTBigCodeForCausalLM",
+        "gpt_bigcode",
+        GPT2,
+        eps=_LAYER_NORM,
+        constants={"hidden_act": "gelu_pytorch_tanh"},
+        more=lambda meta, config: {"multi_query": config["num_key_value_heads"] == 1},
+    ),
+    "starcoder2": Family(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        LLAMA.but(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"),
+        eps=_LAYER_NORM,
+        switches={"use_bias": "attn_q.bias"},
+        constants={"hidden_act": "gelu_pytorch_tanh"},
     ),
 }
 """general.architecture -> family."""

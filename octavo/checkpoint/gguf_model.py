@@ -27,12 +27,16 @@ def open_gguf(path: Path) -> Checkpoint:
     rotary = {name: _numbers(own.pop(f"{name}.weight")) for name in _ROTARY if f"{name}.weight" in own}
     meta = Metadata(path, metadata, {name: tensor.shape for name, tensor in own.items()}, rotary)
     family = family_of(meta)
+    names = family.names if family.names_of is None else family.names_of(meta)
     config = translate(meta, family)
     tensors: dict[str, Tensor] = {}
+    for stack in family.stacks:
+        if stack in own and len(own[stack].shape) == 3 and own[stack].shape[0]:
+            tensors.update(_entries(names.hugging_face(stack), own.pop(stack)))
     for name, tensor in own.items():
         if meta.is_beyond(name):
             continue
-        translated = family.names.hugging_face(name)
+        translated = names.hugging_face(name)
         if translated in tensors:
             raise CheckpointError(
                 f"{path} has two tensors for {translated!r}, one of them {name!r}. Convert the model again."
@@ -42,13 +46,20 @@ def open_gguf(path: Path) -> Checkpoint:
     for key, (name, shape) in family.vectors.items():
         for i, value in enumerate(meta.per_layer(key) or ()):
             data = np.float32(value).reshape(1).view(np.uint8)
-            tensors[f"{family.names.prefix}{i}.{name}"] = Tensor("F32", shape, data, path)
+            tensors[f"{names.prefix}{i}.{name}"] = Tensor("F32", shape, data, path)
     return Checkpoint(path, "gguf", config, generation(metadata), tensors, metadata)
 
 
 def _numbers(tensor: Tensor) -> list[float]:
     count = math.prod(tensor.shape)
     return [float(n) for n in dense(Stored(tensor.kind, 1, count, tensor.data.reshape(1, -1)))[0]]
+
+
+def _entries(name: str, stack: Tensor) -> dict[str, Tensor]:
+    """The matrices of a stack, each under its number."""
+    stem, _, ending = name.rpartition(".")
+    entries = stack.data.reshape(stack.shape[0], -1)
+    return {f"{stem}.{i}.{ending}": stack._replace(shape=stack.shape[1:], data=data) for i, data in enumerate(entries)}
 
 
 def _whole_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

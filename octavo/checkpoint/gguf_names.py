@@ -82,3 +82,107 @@ SANDWICH = LLAMA.but(
     post_ffw_norm="post_feedforward_layernorm",
 )
 """With norms before and after each branch (Gemma 2 and 3)."""
+
+PHI = LLAMA._replace(top={**LLAMA.top, "output_norm": "model.final_layernorm"}).but(
+    attn_qkv="self_attn.qkv_proj", attn_output="self_attn.dense", ffn_up="mlp.fc1", ffn_down="mlp.fc2"
+)
+
+FUSED = LLAMA.but(attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj")
+"""With gate and up in one matrix, and q, k and v in some (Phi 3, GLM 4)."""
+
+GPT2 = Names(
+    {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
+    "transformer.h.",
+)
+
+GPT_NEOX = Names(
+    {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "attention.query_key_value",
+        "attn_output": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    },
+    "gpt_neox.layers.",
+)
+
+BLOOM = Names(
+    {
+        "token_embd": "transformer.word_embeddings",
+        "token_embd_norm": "transformer.word_embeddings_layernorm",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    },
+    {
+        **GPT_NEOX.layer,
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+    },
+    "transformer.h.",
+)
+"""Also Falcon's, whose models with two norms before their branches have other names for these."""
+
+MPT = Names(
+    {**GPT2.top, "output_norm": "transformer.norm_f"},
+    {
+        "attn_norm": "norm_1",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "ffn_norm": "norm_2",
+        "ffn_up": "ffn.up_proj",
+        "ffn_down": "ffn.down_proj",
+    },
+    "transformer.blocks.",
+)
+
+LATENT = EXPERTS.but(
+    attn_q_a="self_attn.q_a_proj",
+    attn_q_a_norm="self_attn.q_a_layernorm",
+    attn_q_b="self_attn.q_b_proj",
+    attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa",
+    attn_kv_a_norm="self_attn.kv_a_layernorm",
+    attn_kv_b="self_attn.kv_b_proj",
+    attn_k_b="self_attn.k_b_proj",
+    attn_v_b="self_attn.v_b_proj",
+)
+"""With latent attention; files of late have the two parts of kv_b_proj apart, the first one turned."""
+
+GEMMA3N = SANDWICH._replace(
+    top={
+        **LLAMA.top,
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+        "altup_proj": "model.altup_projections",
+        "altup_unembd_proj": "model.altup_unembed_projections",
+    }
+).but(
+    **{
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_correct_scale.weight": "altup.correct_output_scale",
+    }
+)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.layers.rope import rotated_size
-from octavo.layers.views import interleaved
+from octavo.layers.views import beside, interleaved, part
 from octavo.models.config import ModelConfig, in_common_words
 from octavo.models.decoder import Decoder
 from octavo.models.dense import dense
@@ -29,9 +29,12 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def names(c: ModelConfig) -> Names:
     rotated = rotated_size(c.rope, c.head_dim)
+    q, k = interleaved(c.heads, c.head_dim, rotated), interleaved(c.kv_heads, c.head_dim, rotated)
+    attn = "model.layers.{i}.self_attn."
     return (
-        ("model.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.qkv.q", interleaved(c.heads, c.head_dim, rotated)),
-        ("model.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.qkv.k", interleaved(c.kv_heads, c.head_dim, rotated)),
+        (attn + "q_proj", "blocks.{i}.attn.qkv.q", q),
+        (attn + "k_proj", "blocks.{i}.attn.qkv.k", k),
+        (attn + "qkv_proj", "blocks.{i}.attn.qkv", beside([q, k, part(0, k.total, k.total)])),  # ChatGLM's GGUF files
         ("model.layers.{i}.mlp.gate_up_proj", "blocks.{i}.mlp.gate_up"),
         *(row for row in LLAMA if "gate_up" not in row[1]),
     )

@@ -17,6 +17,7 @@ NAMES = (
     ("model.embed_tokens", "embed"),
     ("model.layers.{i}.input_layernorm", "blocks.{i}.norm1"),
     ("model.layers.{i}.self_attn.{q,k,v}_proj", "blocks.{i}.attn.qkv.{q,k,v}"),
+    ("model.layers.{i}.self_attn.qkv_proj", "blocks.{i}.attn.qkv"),  # the first GGUF files
     ("model.layers.{i}.self_attn.dense", "blocks.{i}.attn.out"),
     ("model.layers.{i}.mlp.fc1", "blocks.{i}.mlp.up"),
     ("model.layers.{i}.mlp.fc2", "blocks.{i}.mlp.down"),

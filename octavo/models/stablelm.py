@@ -13,6 +13,7 @@ from octavo.layers.linear import Need, Value, vectors
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import make_rope
+from octavo.layers.views import Flat
 from octavo.models.config import ModelConfig, in_common_words
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, Names
@@ -27,12 +28,18 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def names(c: ModelConfig) -> Names:
+    """GGUF files have the norms of all heads in one tensor."""
     norms = [("q", head) for head in range(c.heads)] + [("k", head) for head in range(c.kv_heads)]
     return (
         *LLAMA,
         *(
             (f"model.layers.{{i}}.self_attn.{x}_layernorm.norms.{head}", f"blocks.{{i}}.attn.{x}_norm.{head}")
             for x, head in norms
+        ),
+        *(
+            (f"model.layers.{{i}}.self_attn.{x}_layernorm", f"blocks.{{i}}.attn.{x}_norm{part}", Flat(heads))
+            for x, heads in (("q", c.heads), ("k", c.kv_heads))
+            for part in ("" if heads > 1 else ".0",)
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from octavo.checkpoint import CheckpointError, open_checkpoint
 from octavo.checkpoint.gguf import read_gguf
+from octavo.checkpoint.gguf_families import FAMILIES
 from octavo.quant import KINDS, dense, row_bytes
 from tests.realmodels import gemma_gguf, gemma_hf, smollm2_gguf, smollm2_hf
 
@@ -337,6 +339,69 @@ def test_gemma_3(tmp_path: Path) -> None:
         assert config["query_pre_attn_scalar"] == HEAD_DIM and config["layer_types"] == ["sliding_attention"]
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["llama.block_count"]
+        writer.add_block_count(2)
+        writer.add_nextn_predict_layers(1)
+
+    further = {name.replace("blk.0.", "blk.1."): array for name, array in _arrays().items() if "blk.0." in name}
+    arrays = {**_arrays(), **further, "blk.1.nextn.eh_proj.weight": np.ones((HIDDEN, 2 * HIDDEN), np.float32)}
+    with open_checkpoint(_write(tmp_path / "m.gguf", arrays, more=more)) as checkpoint:
+        assert checkpoint.config["num_hidden_layers"] == 1
+        assert not [name for name in checkpoint.names() if ".1." in name]
+
+
+def test_windows_layer_by_layer(tmp_path: Path) -> None:
+    """Files of late list which layers slide; the list is as long as the model."""
+
+    def pattern(*slides: bool) -> Callable[[gguf.GGUFWriter], None]:
+        def more(writer: gguf.GGUFWriter) -> None:
+            writer.add_sliding_window(512)
+            writer.add_sliding_window_pattern(list(slides))
+
+        return more
+
+    with open_checkpoint(_write(tmp_path / "m.gguf", _arrays(), "gemma3", pattern(False))) as checkpoint:
+        assert checkpoint.config["layer_types"] == ["full_attention"]
+    with pytest.raises(CheckpointError, match="sliding_window_pattern' is an array of 2 for 1 layers"):
+        open_checkpoint(_write(tmp_path / "m.gguf", _arrays(), "gemma3", pattern(True, True)))
+
+
+@pytest.mark.parametrize(("layers", "alibi"), [(32, False), (40, True)])
+def test_baichuans_size_says_whether_it_has_alibi(tmp_path: Path, layers: int, alibi: bool) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["baichuan.block_count"]
+        writer.add_block_count(layers)
+
+    arrays = {**_arrays(), **{f"odd.{i}": np.ones(1, np.float32) for i in range(layers)}}
+    with open_checkpoint(_write(tmp_path / "m.gguf", arrays, "baichuan", more)) as checkpoint:
+        assert (checkpoint.config["max_position_embeddings"], checkpoint.config.get("model_max_length")) == (
+            (None, 256) if alibi else (256, None)
+        )
+
+
+def test_dimensions_of_one_may_be_left_out(tmp_path: Path) -> None:
+    """The gate of Qwen's shared expert is a matrix of one row, a router's correction a vector."""
+    for gate, correction in (((HIDDEN,), (4,)), ((1, HIDDEN), (1, 4))):
+        arrays = {
+            **_arrays(),
+            "blk.0.ffn_gate_inp_shexp.weight": np.ones(gate, np.float32),
+            "blk.0.exp_probs_b.bias": np.ones(correction, np.float32),
+        }
+        with open_checkpoint(_write(tmp_path / "m.gguf", arrays, "qwen2moe")) as checkpoint:
+            assert checkpoint.shape("model.layers.0.mlp.shared_expert_gate.weight") == (1, HIDDEN)
+            assert checkpoint.shape("model.layers.0.mlp.gate.e_score_correction_bias") == (4,)
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_a_llama_under_another_name_is_read_or_refused(tmp_path: Path, architecture: str) -> None:
+    """Whatever of its metadata and tensors an architecture does not find in the file."""
+    for more in (None, lambda writer: writer.add_layer_norm_eps(1e-5)):
+        with contextlib.suppress(CheckpointError):
+            open_checkpoint(_write(tmp_path / "m.gguf", _arrays(), architecture, more)).close()
+
+
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     path = _write(tmp_path / "m.gguf", _arrays(), "mamba")
     with pytest.raises(CheckpointError, match="architecture 'mamba'; known are llama, .*qwen2, qwen3"):
@@ -473,7 +538,6 @@ def test_broken_files_name_file_and_cause(tmp_path: Path, content: bytes, messag
         "general.architecture",
         "llama.block_count",
         "llama.embedding_length",
-        "llama.feed_forward_length",
         "llama.attention.head_count",
         "llama.attention.layer_norm_rms_epsilon",
         "llama.context_length",

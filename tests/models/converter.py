@@ -99,8 +99,8 @@ def _serve(wheel: str) -> None:
                 model = get_model_class(get_model_architecture(config, ModelType.TEXT))
                 silent(ModelBase)
                 model.no_mtp = True
-                if model.__name__ == "BaichuanModel":
-                    _leave_loop(model)
+                if model.__name__ in _MENDED:
+                    _MENDED[model.__name__](model)
                 model(Path(folder), kinds[kind], Path(file), hparams=config).write()
         except Exception:
             answer = traceback.format_exc()
@@ -110,11 +110,28 @@ def _serve(wheel: str) -> None:
 def _leave_loop(model: Any) -> None:
     """Baichuan's class asks itself, not its parent, for the names of all tensors but one, without end."""
     own = model.modify_tensors
+    if own.__name__ != "mended":
 
-    def modify(self: Any, data: Any, name: str, layer: int | None) -> Any:
-        return (own if "W_pack" in name else model.__base__.modify_tensors)(self, data, name, layer)
+        def mended(self: Any, data: Any, name: str, layer: int | None) -> Any:
+            return (own if "W_pack" in name else model.__base__.modify_tensors)(self, data, name, layer)
 
-    model.modify_tensors = modify
+        model.modify_tensors = mended
+
+
+def _take_returned(model: Any) -> None:
+    """StableLM's class, a generator, returns some tensors instead of yielding them."""
+    own = model.modify_tensors
+    if own.__name__ != "mended":
+
+        def mended(self: Any, data: Any, name: str, layer: int | None) -> Any:
+            returned = yield from own(self, data, name, layer)
+            yield from returned or ()
+
+        model.modify_tensors = mended
+
+
+_MENDED = {"BaichuanModel": _leave_loop, "StableLMModel": _take_returned}
+"""What keeps some classes of this version from converting anything."""
 
 
 if __name__ == "__main__":

@@ -92,6 +92,11 @@ VARIANTS = {
         },
     ),
     "deepseek-v3": Variant("DeepseekV3", V3, adjust=corrections),
+    "deepseek-v3-yarn": Variant(
+        "DeepseekV3",
+        {**V3, "rope_parameters": {**YARN, "mscale": 0.9}, "routed_scaling_factor": 1.5},
+        adjust=corrections,
+    ),
     "deepseek-v3-published": Variant(
         "DeepseekV3", {**V3, "rope_parameters": YARN}, adjust=corrections, rewrite=published
     ),

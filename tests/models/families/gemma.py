@@ -8,6 +8,7 @@ VARIANTS = {
         "Gemma", {"head_dim": 16, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False}
     ),
     "gemma2": Variant("Gemma2", {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24}),
+    "gemma2-scale": Variant("Gemma2", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 32}),
     "gemma2-no-caps": Variant(
         "Gemma2",
         {

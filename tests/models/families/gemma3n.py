@@ -50,6 +50,9 @@ def published(config: dict[str, Any], tensors: dict[str, Any]) -> None:
 
 VARIANTS = {
     "gemma3n": Variant("Gemma3n", SMALL, config="Gemma3nTextConfig", adjust=scales),
+    "gemma3n-whole-table": Variant(
+        "Gemma3n", {**SMALL, "vocab_size_per_layer_input": 199}, config="Gemma3nTextConfig", adjust=scales
+    ),
     "gemma3n-published": Variant("Gemma3n", SMALL, config="Gemma3nTextConfig", adjust=scales, rewrite=published),
     "gemma3n-other": Variant(
         "Gemma3n",

@@ -37,6 +37,18 @@ def published(config: dict[str, Any], tensors: dict[str, Any]) -> None:
 
 VARIANTS = {
     "llama4": Variant("Llama4", SMALL, config="Llama4TextConfig"),
+    "llama4-release": Variant(
+        "Llama4",
+        {
+            **SMALL,
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "interleave_moe_layer_step": 2,
+            "tie_word_embeddings": False,
+        },
+        config="Llama4TextConfig",
+    ),
     "llama4-published": Variant("Llama4", SMALL, config="Llama4TextConfig", rewrite=published),
     "llama4-every-second": Variant(
         "Llama4",
