@@ -28,14 +28,16 @@ class Names(NamedTuple):
         match = _PATTERN.fullmatch(name)
         if match is None:
             return name
-        layer, part, ending = match.groups()
+        layer, part, expert, ending = match.groups()
         table, before = (self.top, "") if layer is None else (self.layer, f"{self.prefix}{layer}.")
+        if expert is not None:
+            part = f"{part}.{{e}}"
         if f"{part}.{ending}" in table:
             return before + table[f"{part}.{ending}"]
-        return f"{before}{table[part]}.{ending}" if part in table else name
+        return f"{before}{table[part]}.{ending}".replace("{e}", expert or "") if part in table else name
 
 
-_PATTERN = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_PATTERN = re.compile(r"(?:blk\.(\d+)\.)?(\w+?)(?:\.(\d+))?\.(weight|bias)")
 
 LLAMA = Names(
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
@@ -62,13 +64,15 @@ EXPERTS = LLAMA.but(
         "ffn_gate_exps": "mlp.experts.gate_proj",
         "ffn_up_exps": "mlp.experts.up_proj",
         "ffn_down_exps": "mlp.experts.down_proj",
-        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+        "ffn_gate.{e}": "mlp.experts.{e}.gate_proj",
+        "ffn_up.{e}": "mlp.experts.{e}.up_proj",
+        "ffn_down.{e}": "mlp.experts.{e}.down_proj",
         "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
         "ffn_up_shexp": "mlp.shared_experts.up_proj",
         "ffn_down_shexp": "mlp.shared_experts.down_proj",
     }
 )
-"""With mixtures of experts; those of a layer are a stack in GGUF files."""
+"""With mixtures of experts; those of a layer are a stack, but in the first files of Mixtral tensors of their own."""
 
 BEHIND = LLAMA.but(
     post_attention_norm="post_attention_layernorm",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -165,6 +166,29 @@ def test_quantized_matrices_lie_where_plain_ones_do(variant: str, checkpoints, c
     ids = prompt(1, 40)
     want = Loaded(file, make_device("reference")).logits(ids)
     np.testing.assert_allclose(Loaded(file, make_device("cpu")).logits(ids), want, rtol=0, atol=5e-4)
+
+
+def test_experts_may_be_tensors_of_their_own(checkpoints, converter, tmp_path: Path) -> None:
+    """As in the first files of Mixtral."""
+    ids = prompt(1, 40)
+    stacked = converter(checkpoints["mixtral"][0], tmp_path / "stacked.gguf", {})
+    reader = gguf.GGUFReader(stacked)
+    writer = gguf.GGUFWriter(tmp_path / "apart.gguf", "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("llama."):
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        if "_exps." in tensor.name:
+            for expert, matrix in enumerate(tensor.data):
+                writer.add_tensor(tensor.name.replace("_exps.", f".{expert}."), matrix)
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    want, got = (Loaded(file, make_device("cpu")).logits(ids) for file in (stacked, tmp_path / "apart.gguf"))
+    np.testing.assert_array_equal(got, want)
 
 
 def test_the_first_files_of_chatglm_have_q_k_and_v_in_one_matrix(checkpoints, converter, tmp_path: Path) -> None:

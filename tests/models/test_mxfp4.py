@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from octavo.build import build
+from octavo.checkpoint import open_checkpoint
 from octavo.config import EngineConfig
 from octavo.ops.contract import Stored
 from octavo.ops.reference import ReferenceDevice
 from octavo.quant import mxfp4
 from tests.devices import NAMES, make_device
+from tests.models.converter import Converter
 from tests.models.test_parity import prompt
 from tests.models.tiny import Loaded, make
 
@@ -54,6 +56,16 @@ def test_published_experts_equal_their_dequantized_values(device: str, pair: tup
     published, plain = (Loaded(path, make_device(device)).logits(ids, [17]) for path in pair)
     assert np.abs(plain).max() > 1
     np.testing.assert_array_equal(published, plain)
+
+
+def test_experts_of_a_gguf_file_equal_the_published(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    ids = prompt(3, 60)
+    with Converter() as convert:
+        file = convert(pair[0], tmp_path / "m.gguf", {})
+    with open_checkpoint(file) as checkpoint:
+        assert checkpoint.kind("model.layers.0.mlp.experts.gate_proj.weight") == "MXFP4"
+    published, read = (Loaded(path, make_device("reference")).logits(ids) for path in (pair[0], file))
+    np.testing.assert_array_equal(read, published)
 
 
 def test_experts_are_packed_as_they_are_read(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
