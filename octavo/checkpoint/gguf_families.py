@@ -34,7 +34,6 @@ Config = dict[str, Any]
 
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_down.bias"}
 
-
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
 
@@ -51,7 +50,7 @@ class Family(NamedTuple):
     """The rows of q and k lie so that rotary pairs are neighbours, against the Hugging Face layout."""
     eps: str = "attention.layer_norm_rms_epsilon"
     words: Mapping[str, str] = {}
-    """Metadata that config.json has under another name; what is absent or 0 is left out."""
+    """Metadata that config.json has under another name; what is absent, or a multiplier of 0, is left out."""
     switches: Mapping[str, str] = BIASES
     """Key of config.json -> the tensor of layer 0 whose presence it says."""
     constants: Mapping[str, Any] = {}
