@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -34,28 +35,42 @@ int kind_of(const std::string& name) {
     throw nb::value_error(("the native kernels have no weight format " + name).c_str());
 }
 
-std::shared_ptr<Weight> make_weight(Pool& pool, Store& store, nb::list parts) {
-    std::vector<StoredPart> stored;
-    for (nb::handle part : parts) {
-        const int kind = kind_of(nb::cast<std::string>(part.attr("kind")));
-        const int n_out = nb::cast<int>(part.attr("n_out"));
-        const int n_in = nb::cast<int>(part.attr("n_in"));
-        const Bytes data = nb::cast<Bytes>(part.attr("data"));
-        const KindInfo& info = kKinds[kind];
-        const int64_t row_bytes = int64_t{n_in} / info.block * info.block_bytes;
-        if (n_out < 1 || n_in < 1 || n_in % info.block != 0 || static_cast<int64_t>(data.shape(0)) != n_out ||
-            static_cast<int64_t>(data.shape(1)) != row_bytes || (row_bytes > 1 && data.stride(1) != 1)) {
-            throw nb::value_error((std::string(info.name) + " matrix [" + std::to_string(n_out) + ", " +
-                                   std::to_string(n_in) + "] needs uint8 [" + std::to_string(n_out) + ", " +
-                                   std::to_string(row_bytes) + "] with contiguous rows")
+std::shared_ptr<Weight> allocate_weight(Store& store, const std::vector<std::pair<std::string, int>>& parts, int n_in) {
+    if (parts.empty()) throw nb::value_error("a weight needs at least one part");
+    std::vector<PartShape> shapes;
+    for (const auto& [name, n_out] : parts) {
+        const int kind = kind_of(name);
+        if (n_out < 1 || n_in < 1 || n_in % kKinds[kind].block != 0) {
+            throw nb::value_error((name + " has no matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
+                                   "]: rows are blocks of " + std::to_string(kKinds[kind].block) + " elements")
                                       .c_str());
         }
-        if (!stored.empty() && stored.front().n_in != n_in) throw nb::value_error("parts of a weight differ in n_in");
-        stored.push_back({kind, n_out, n_in, data.data(), data.stride(0)});
+        shapes.push_back({kind, n_out});
     }
-    if (stored.empty()) throw nb::value_error("a weight needs at least one part");
     const nb::gil_scoped_release free;
-    return pack_weight(pool, store, stored);
+    return make_weight(store, shapes, n_in);
+}
+
+void pack_part(Pool& pool, const Weight& weight, int part, int first_row, nb::handle stored) {
+    const std::string name = nb::cast<std::string>(stored.attr("kind"));
+    const int n_out = nb::cast<int>(stored.attr("n_out"));
+    const Bytes data = nb::cast<Bytes>(stored.attr("data"));
+    if (part < 0 || part >= static_cast<int>(weight.parts.size()) || first_row < 0 || first_row % kColumns != 0 ||
+        n_out < 1 || n_out > weight.parts[part].n_out - first_row) {
+        throw nb::value_error("pack: these rows are not in the weight");
+    }
+    const KindInfo& info = kKinds[weight.parts[part].kind];
+    const int64_t row_bytes = int64_t{weight.n_in} / info.block * info.block_bytes;
+    if (name != info.name || nb::cast<int>(stored.attr("n_in")) != weight.n_in ||
+        static_cast<int64_t>(data.shape(0)) != n_out || static_cast<int64_t>(data.shape(1)) != row_bytes ||
+        (row_bytes > 1 && data.stride(1) != 1)) {
+        throw nb::value_error((std::string(info.name) + " matrix [" + std::to_string(n_out) + ", " +
+                               std::to_string(weight.n_in) + "] needs uint8 [" + std::to_string(n_out) + ", " +
+                               std::to_string(row_bytes) + "] with contiguous rows")
+                                  .c_str());
+    }
+    const nb::gil_scoped_release free;
+    pack_rows(pool, weight, part, first_row, {n_out, data.data(), data.stride(0)});
 }
 
 void unpack_weight(Pool& pool, const Weight& weight, OutMatrix<float> out) {
@@ -567,7 +582,9 @@ NB_MODULE(_native, m) {
         .def_ro("n_out", &Weight::n_out)
         .def_ro("n_in", &Weight::n_in)
         .def_ro("bytes", &Weight::bytes);
-    m.def("pack", make_weight, nb::arg("pool"), nb::arg("store"), nb::arg("parts"));
+    m.def("allocate", allocate_weight, nb::arg("store"), nb::arg("parts"), nb::arg("n_in"));
+    m.def("pack", pack_part, nb::arg("pool"), nb::arg("weight"), nb::arg("part"), nb::arg("first_row"),
+          nb::arg("stored"));
     nb::class_<KVCache>(m, "KVCache")
         .def(nb::init<int, int, int, bool, int, const std::vector<int>&, const std::vector<int>&>(),
              nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("latent"), nb::arg("half"), nb::arg("block_size"),

@@ -6,25 +6,20 @@ namespace octavo {
 
 namespace {
 
-// One block of a ggml format, taken apart: 32 or 256 elements.
+// One block, taken apart: 16 to 256 elements. d and m point into the file.
 struct Block {
     uint8_t q[256];
     uint8_t scale[16];
     uint8_t minimum[8];
-    uint16_t d;
-    uint16_t m;
+    const uint8_t* d;
+    const uint8_t* m;
 };
 
-uint16_t half_at(const uint8_t* p) {
-    uint16_t value;
-    std::memcpy(&value, p, 2);
-    return value;
-}
-
-void split_nibbles(const uint8_t* packed, uint8_t* q) {
-    for (int i = 0; i < 16; ++i) {
+// `bytes` bytes: all low halves, then all high halves.
+void split_nibbles(const uint8_t* packed, int bytes, uint8_t* q) {
+    for (int i = 0; i < bytes; ++i) {
         q[i] = packed[i] & 15;
-        q[i + 16] = packed[i] >> 4;
+        q[i + bytes] = packed[i] >> 4;
     }
 }
 
@@ -44,22 +39,36 @@ void split_scales(const uint8_t* s, Block& out) {
     }
 }
 
-void read_k_block(const uint8_t* p, bool five_bits, Block& out) {
-    out.d = half_at(p);
-    out.m = half_at(p + 2);
+void read_q2_block(const uint8_t* p, Block& out) {
+    std::memcpy(out.scale, p, 16);
+    for (int k = 0; k < 256; ++k) out.q[k] = p[16 + k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3;
+    out.d = p + 80;
+    out.m = p + 82;
+}
+
+void read_q3_block(const uint8_t* p, Block& out) {
+    for (int k = 0; k < 256; ++k) {
+        const int low = p[32 + k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3;
+        out.q[k] = low | (p[k % 32] >> (k / 32) & 1) << 2;
+    }
+    const uint8_t* s = p + 96;
+    for (int i = 0; i < 16; ++i) {
+        const int low = s[i % 8] >> (i / 8 * 4) & 15;
+        out.scale[i] = static_cast<uint8_t>((low | (s[8 + i % 4] >> (i / 4 * 2) & 3) << 4) - 32);
+    }
+    out.d = p + 108;
+}
+
+void read_q4_or_q5_block(const uint8_t* p, bool five_bits, Block& out) {
+    out.m = p + 2;
     split_scales(p + 4, out);
     const uint8_t* high = p + 16;
     const uint8_t* low = five_bits ? p + 48 : p + 16;
     for (int pair = 0; pair < 4; ++pair) {
-        for (int i = 0; i < 32; ++i) {
-            uint8_t first = low[pair * 32 + i] & 15;
-            uint8_t second = low[pair * 32 + i] >> 4;
-            if (five_bits) {
-                first |= (high[i] >> (2 * pair) & 1) << 4;
-                second |= (high[i] >> (2 * pair + 1) & 1) << 4;
-            }
-            out.q[pair * 64 + i] = first;
-            out.q[pair * 64 + 32 + i] = second;
+        split_nibbles(low + pair * 32, 32, out.q + pair * 64);
+        for (int i = 0; five_bits && i < 32; ++i) {
+            out.q[pair * 64 + i] |= (high[i] >> (2 * pair) & 1) << 4;
+            out.q[pair * 64 + 32 + i] |= (high[i] >> (2 * pair + 1) & 1) << 4;
         }
     }
 }
@@ -69,138 +78,189 @@ void read_q6_block(const uint8_t* p, Block& out) {
         const uint8_t* low = p + half * 64;
         const uint8_t* high = p + 128 + half * 32;
         uint8_t* q = out.q + half * 128;
-        for (int i = 0; i < 32; ++i) {
-            q[i] = (low[i] & 15) | (high[i] & 3) << 4;
-            q[i + 32] = (low[i + 32] & 15) | (high[i] >> 2 & 3) << 4;
-            q[i + 64] = (low[i] >> 4) | (high[i] >> 4 & 3) << 4;
-            q[i + 96] = (low[i + 32] >> 4) | (high[i] >> 6 & 3) << 4;
-        }
+        split_nibbles(low, 64, q);
+        for (int k = 0; k < 128; ++k) q[k] |= (high[k % 32] >> (k / 32 * 2) & 3) << 4;
     }
     std::memcpy(out.scale, p + 192, 16);
-    out.d = half_at(p + 208);
+    out.d = p + 208;
+}
+
+void read_iq4_xs_block(const uint8_t* p, Block& out) {
+    for (int group = 0; group < 8; ++group) {
+        const int low = p[4 + group / 2] >> (group % 2 * 4) & 15;
+        const int high = p[2 + group / 4] >> (group % 4 * 2) & 3;
+        out.scale[group] = static_cast<uint8_t>((low | high << 4) - 32);
+        split_nibbles(p + 8 + group * 16, 16, out.q + group * 32);
+    }
 }
 
 void read_block(int kind, const uint8_t* p, Block& out) {
-    out.d = half_at(p);
+    out.d = p;
     switch (kind) {
         case Q4_0:
-            split_nibbles(p + 2, out.q);
+        case IQ4_NL:
+            split_nibbles(p + 2, 16, out.q);
             break;
         case Q4_1:
-            out.m = half_at(p + 2);
-            split_nibbles(p + 4, out.q);
+            out.m = p + 2;
+            split_nibbles(p + 4, 16, out.q);
             break;
         case Q5_0:
-            split_nibbles(p + 6, out.q);
+            split_nibbles(p + 6, 16, out.q);
             add_fifth_bits(p + 2, out.q);
             break;
         case Q5_1:
-            out.m = half_at(p + 2);
-            split_nibbles(p + 8, out.q);
+            out.m = p + 2;
+            split_nibbles(p + 8, 16, out.q);
             add_fifth_bits(p + 4, out.q);
             break;
         case Q8_0:
             std::memcpy(out.q, p + 2, 32);
             break;
         case MXFP4:
-            out.d = p[0];
-            split_nibbles(p + 1, out.q);
+            split_nibbles(p + 1, 16, out.q);
+            break;
+        case Q2_K:
+            read_q2_block(p, out);
+            break;
+        case Q3_K:
+            read_q3_block(p, out);
             break;
         case Q4_K:
         case Q5_K:
-            read_k_block(p, kind == Q5_K, out);
+            read_q4_or_q5_block(p, kind == Q5_K, out);
+            break;
+        case Q6_K:
+            read_q6_block(p, out);
+            break;
+        case IQ4_XS:
+            read_iq4_xs_block(p, out);
+            break;
+        case INT4_32:
+        case INT4_128:
+            out.m = p + 4;
+            for (int k = 0; k < kKinds[kind].block; k += 32) split_nibbles(p + 8 + k / 2, 16, out.q + k);
+            break;
+        case INT8_32:
+        case INT8_128:
+            out.m = p + 4;
+            std::memcpy(out.q, p + 8, kKinds[kind].block);
+            break;
+        case F8_E4M3_32:
+        case F8_E5M2_32:
+            std::memcpy(out.q, p + 4, 32);
+            break;
+        default:  // codes into a table
+            split_nibbles(p + 4, kKinds[kind].block / 2, out.q);
+    }
+}
+
+// The scales of a block whose elements begin at `first` of their unit.
+void put_scales(const KindInfo& info, const Block& block, int column, int first, uint8_t* unit) {
+    const int cell_bytes = info.cell_bytes();
+    uint8_t* cell = unit + info.head_bytes;
+    switch (info.scales) {
+        case POWER:
+            unit[column] = *block.d;
+            return;
+        case FLOAT_MIN:
+            std::memcpy(unit + 32 + 4 * column, block.m, 4);
+            [[fallthrough]];
+        case FLOAT:
+            std::memcpy(unit + 4 * column, block.d, 4);
+            return;
+        case FLOAT_2:
+            std::memcpy(unit + first / 16 * 32 + 4 * column, block.d, 4);
+            return;
+        case SUB8:
+            for (int c = 0; c < info.unit_cells; ++c) cell[c * cell_bytes + column] = block.scale[c];
+            break;
+        case SUB8_2:
+        case SUB4_MIN_2:
+            for (int i = 0; i < 2 * info.unit_cells; ++i) {
+                cell[i / 2 * cell_bytes + i % 2 * 8 + column] = block.scale[i];
+            }
+            break;
+        case SUB8_MIN:
+            for (int c = 0; c < info.unit_cells; ++c) {
+                cell[c * cell_bytes + column] = block.scale[c];
+                cell[c * cell_bytes + 8 + column] = block.minimum[c];
+            }
             break;
         default:
-            read_q6_block(p, out);
+            break;
     }
+    std::memcpy(unit + 2 * column, block.d, 2);
+    const bool minimum = info.scales == HALF_MIN || info.scales == SUB8_MIN || info.scales == SUB4_MIN_2;
+    if (minimum) std::memcpy(unit + 16 + 2 * column, block.m, 2);
 }
 
-void put_half(uint8_t* plane, int column, uint16_t value) { std::memcpy(plane + 2 * column, &value, 2); }
-
-// The planes N4, B1, B2 of one column: q holds 32 values. The target is zero before.
-void put_quads(const uint8_t* q, int kind, int column, uint8_t* planes) {
-    uint8_t* extra = planes + 128;
-    const bool one_bit = kind == Q5_0 || kind == Q5_1 || kind == Q5_K;
-    for (int k = 0; k < kCell; ++k) {
+// Elements [first, first + count) of a cell: of one column, from q. The target is zero before.
+void put_planes(Planes kind, const uint8_t* q, int first, int count, int column, uint8_t* planes) {
+    const bool nibbles = kind == N4 || kind == N4_B1 || kind == N4_B2;
+    uint8_t* twos = kind == N4_B2 ? planes + 128 : kind == B2 || kind == B2_B1 ? planes : nullptr;
+    uint8_t* ones = kind == N4_B1 ? planes + 128 : kind == B2_B1 ? planes + 64 : nullptr;
+    const int low = nibbles ? 4 : 0;          // bits below those of `twos`
+    const int below = kind == N4_B1 ? 4 : 2;  // bits below those of `ones`
+    for (int k = first; k < first + count; ++k) {
+        const int value = *q++;
         const int quad = k / 4;
         const int byte = column * 4 + k % 4;
-        planes[quad % 4 * 32 + byte] |= (q[k] & 15) << (quad < 4 ? 0 : 4);
-        if (one_bit) extra[byte] |= (q[k] >> 4 & 1) << quad;
-        if (kind == Q6_K) extra[quad / 4 * 32 + byte] |= (q[k] >> 4 & 3) << (quad % 4 * 2);
+        if (kind == PAIRS) planes[k / 2 * 16 + column * 2 + k % 2] = value;
+        if (kind == BYTES) planes[k * 8 + column] = value;
+        if (nibbles) planes[quad % 4 * 32 + byte] |= (value & 15) << (quad < 4 ? 0 : 4);
+        if (twos) twos[quad / 4 * 32 + byte] |= (value >> low & 3) << (quad % 4 * 2);
+        if (ones) ones[byte] |= (value >> below & 1) << quad;
     }
-}
-
-void put_block(int kind, const Block& block, int column, uint8_t* unit) {
-    const KindInfo& info = kKinds[kind];
-    if (info.unit_cells > 1) {
-        put_half(unit, column, block.d);
-        if (kind != Q6_K) put_half(unit + 16, column, block.m);
-        for (int c = 0; c < info.unit_cells; ++c) {
-            uint8_t* cell = unit + info.head_bytes + c * info.cell_bytes;
-            cell[column] = kind == Q6_K ? block.scale[2 * c] : block.scale[c];
-            cell[8 + column] = kind == Q6_K ? block.scale[2 * c + 1] : block.minimum[c];
-            put_quads(block.q + c * kCell, kind, column, cell + 16);
-        }
-        return;
-    }
-    if (kind == MXFP4) {
-        unit[column] = static_cast<uint8_t>(block.d);
-        put_quads(block.q, kind, column, unit + 8);
-        return;
-    }
-    put_half(unit, column, block.d);
-    if (kind == Q8_0) {
-        for (int k = 0; k < kCell; ++k) unit[16 + k / 2 * 16 + column * 2 + k % 2] = block.q[k];
-        return;
-    }
-    const bool minimum = kind == Q4_1 || kind == Q5_1;
-    if (minimum) put_half(unit + 16, column, block.m);
-    put_quads(block.q, kind, column, unit + (minimum ? 32 : 16));
 }
 
 // Float kinds: [k][column], rows of the file strided.
-void pack_plain(const StoredPart& part, int panel, uint8_t* out) {
+void pack_plain(const Panels& part, const StoredRows& rows, int panel, uint8_t* out) {
     const int size = kKinds[part.kind].block_bytes;
     for (int column = 0; column < kColumns; ++column) {
         const int row = panel * kColumns + column;
-        if (row >= part.n_out) break;
-        const uint8_t* source = part.data + row * part.row_stride;
+        if (row >= rows.n_out) break;
+        const uint8_t* source = rows.data + row * rows.row_stride;
         for (int k = 0; k < part.n_in; ++k) {
             std::memcpy(out + (int64_t{k} * kColumns + column) * size, source + int64_t{k} * size, size);
         }
     }
 }
 
-void pack_blocks(const StoredPart& part, int panel, uint8_t* out) {
+void pack_blocks(const Panels& part, const StoredRows& rows, int panel, uint8_t* out) {
     const KindInfo& info = kKinds[part.kind];
-    const int64_t unit_bytes = info.head_bytes + info.unit_cells * info.cell_bytes;
     Block block;
     for (int column = 0; column < kColumns; ++column) {
         const int row = panel * kColumns + column;
-        if (row >= part.n_out) break;
-        const uint8_t* source = part.data + row * part.row_stride;
-        for (int unit = 0; unit < part.n_in / info.block; ++unit) {
-            read_block(part.kind, source + int64_t{unit} * info.block_bytes, block);
-            put_block(part.kind, block, column, out + unit * unit_bytes);
+        if (row >= rows.n_out) break;
+        const uint8_t* source = rows.data + row * rows.row_stride;
+        for (int begin = 0; begin < part.n_in; begin += info.block, source += info.block_bytes) {
+            read_block(part.kind, source, block);
+            uint8_t* unit = out + int64_t{begin / info.unit()} * info.unit_bytes();
+            const int first = begin % info.unit();
+            put_scales(info, block, column, first, unit);
+            for (int k = 0; k < info.block; k += kCell) {
+                uint8_t* cell = unit + info.head_bytes + (first + k) / kCell * info.cell_bytes();
+                put_planes(info.planes, block.q + k, first % kCell, info.block < kCell ? info.block : kCell, column,
+                           cell + info.meta_bytes);
+            }
         }
     }
 }
 
 }  // namespace
 
-std::shared_ptr<Weight> pack_weight(Pool& pool, Store& store, const std::vector<StoredPart>& parts) {
+std::shared_ptr<Weight> make_weight(Store& store, const std::vector<PartShape>& parts, int n_in) {
     auto weight = std::make_shared<Weight>();
-    weight->n_in = parts.front().n_in;
+    weight->n_in = n_in;
     size_t total = 0;
     std::vector<size_t> offsets;
-    for (const StoredPart& part : parts) {
+    for (const PartShape& part : parts) {
         const KindInfo& info = kKinds[part.kind];
-        const int cells = (part.n_in + kCell - 1) / kCell;
-        const int64_t unit_bytes = info.head_bytes + info.unit_cells * info.cell_bytes;
-        const int64_t panel_bytes = cells / info.unit_cells * unit_bytes;
+        const int64_t panel_bytes = int64_t{(n_in + info.unit() - 1) / info.unit()} * info.unit_bytes();
         const int64_t panels = (part.n_out + kColumns - 1) / kColumns;
         offsets.push_back(total);
-        weight->parts.push_back({nullptr, panel_bytes, part.n_out, part.n_in, part.kind});
+        weight->parts.push_back({nullptr, panel_bytes, part.n_out, n_in, part.kind});
         weight->first.push_back(weight->n_out);
         weight->n_out += part.n_out;
         total += (panels * panel_bytes + 63) / 64 * 64;
@@ -208,16 +268,17 @@ std::shared_ptr<Weight> pack_weight(Pool& pool, Store& store, const std::vector<
     weight->bytes = total;
     weight->data = store.take(total);
     for (size_t i = 0; i < parts.size(); ++i) weight->parts[i].data = weight->data.get() + offsets[i];
-    pool.run([&](int worker) {
-        for (size_t i = 0; i < parts.size(); ++i) {
-            const StoredPart& part = parts[i];
-            pool.each((part.n_out + kColumns - 1) / kColumns, worker, [&](int panel, int) {
-                uint8_t* out = weight->data.get() + offsets[i] + panel * weight->parts[i].panel_bytes;
-                (kKinds[part.kind].block == 1 ? pack_plain : pack_blocks)(part, panel, out);
-            });
-        }
-    });
     return weight;
+}
+
+void pack_rows(Pool& pool, const Weight& weight, int part, int first_row, const StoredRows& rows) {
+    const Panels& panels = weight.parts[part];
+    const auto pack = kKinds[panels.kind].planes == ELEMENTS ? pack_plain : pack_blocks;
+    uint8_t* begin = weight.data.get() + (panels.data - weight.data.get()) + first_row / kColumns * panels.panel_bytes;
+    pool.run([&](int worker) {
+        pool.each((rows.n_out + kColumns - 1) / kColumns, worker,
+                  [&](int panel, int) { pack(panels, rows, panel, begin + panel * panels.panel_bytes); });
+    });
 }
 
 }  // namespace octavo

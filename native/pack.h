@@ -11,10 +11,8 @@
 namespace octavo {
 
 // Rows of a matrix as the file stores them; rows `row_stride` bytes apart.
-struct StoredPart {
-    int kind;
+struct StoredRows {
     int n_out;
-    int n_in;
     const uint8_t* data;
     int64_t row_stride;
 };
@@ -28,7 +26,16 @@ struct Weight {
     std::shared_ptr<uint8_t> data;
 };
 
-// Lossless: the stored integers and scales, re-ordered. All parts must have the same n_in.
-std::shared_ptr<Weight> pack_weight(Pool& pool, Store& store, const std::vector<StoredPart>& parts);
+struct PartShape {
+    int kind;
+    int n_out;
+};
+
+// A weight whose panels are there, and zero.
+std::shared_ptr<Weight> make_weight(Store& store, const std::vector<PartShape>& parts, int n_in);
+
+// Puts rows of a part, from `first_row` on (a multiple of kColumns), into their panels. Lossless: the stored integers
+// and scales, re-ordered.
+void pack_rows(Pool& pool, const Weight& weight, int part, int first_row, const StoredRows& rows);
 
 }  // namespace octavo

@@ -18,8 +18,13 @@ def noise_bits(
     seed: int, choice: int, position: int, ids: npt.NDArray[np.int64], out: npt.NDArray[np.uint32], /
 ) -> None: ...
 def exp(x: npt.NDArray[np.float32], out: npt.NDArray[np.float32], /) -> None: ...
-def pack(pool: Pool, store: Store, parts: Sequence[Stored]) -> Weight:
-    """Raises ValueError when a part's data does not fit its kind and shape, MemoryError."""
+def allocate(store: Store, parts: Sequence[tuple[str, int]], n_in: int) -> Weight:
+    """Zero panels for parts of (kind, n_out). Raises ValueError for a kind without panels or rows of broken blocks,
+    MemoryError."""
+
+def pack(pool: Pool, weight: Weight, part: int, first_row: int, stored: Stored) -> None:
+    """Rows of a part, of its kind, from `first_row` (a multiple of 8) on. Raises ValueError when the data does not fit
+    kind and shape."""
 
 def unpack(pool: Pool, weight: Weight, out: npt.NDArray[np.float32]) -> None:
     """Exact float32 values to `out` [n_out, n_in]."""

@@ -201,7 +201,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             raise ConfigError(f"{error} It is correct and slow; choose it with --device reference.") from error
         free, source = available_memory()
         layout = architecture.make(model_config, model_config.max_position_embeddings)
-        free -= checkpoint.total_bytes
+        free -= checkpoint.multiplied_bytes
         resolved = resolve(config, model_config, layout.groups, layout.kv, max(free, 0), source)
         model = architecture.make(model_config, resolved.max_model_len)
         load(

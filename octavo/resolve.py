@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from octavo.config import ConfigError, EngineConfig
 from octavo.models.config import ModelConfig
 from octavo.ops.contract import BatchLimits, KVShape, KVSpec
+from octavo.quant import GGUF_QUANTIZED, LARGE_INTEGERS, QUANTIZED_FLOATS, SMALL_INTEGERS, multiplied_as
 from octavo.types import KVGroup
 
 KV_SHARE = 0.25
 """Part of the free memory that the KV cache may take when the user names no size."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2}
-QUANTIZED_4_TO_6 = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def check_quantization(
     `checkpoint_says`: the quant_method of config.json; `kinds`: storage kinds of its matrices; `on_load`: what can be
     done to plain floats. Raises ConfigError with the ways out.
     """
-    found = checkpoint_says or ("gguf" if any(k[0] == "Q" or k == "MXFP4" for k in kinds) else None)
+    found = checkpoint_says or ("gguf" if kinds & GGUF_QUANTIZED else None)
     if asked is None or asked == found:
         return False
     if found is None:
@@ -59,10 +59,13 @@ def activations(config: EngineConfig, kinds: frozenset[str]) -> tuple[str, str]:
         return config.cpu_activations, f"activations {config.cpu_activations} as asked"
     if config.dtype in ("float", "float32"):
         return "float32", "activations float32 because of --dtype float32"
-    if kinds & QUANTIZED_4_TO_6:
-        return "int8", "activations int8 because the weights have 4 to 6 bits (--cpu-activations float32 is exact)"
-    if "Q8_0" in kinds:
+    multiplied = frozenset(multiplied_as(kind) for kind in kinds)
+    if multiplied & SMALL_INTEGERS:
+        return "int8", "activations int8 because the weights have 2 to 6 bits (--cpu-activations float32 is exact)"
+    if multiplied & LARGE_INTEGERS:
         return "int16", "activations int16 because the weights have 8 bits"
+    if multiplied & QUANTIZED_FLOATS:
+        return "float32", "activations float32 because the weights are quantized to floats"
     return "float32", "activations float32 because the weights are not quantized"
 
 

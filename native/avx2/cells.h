@@ -11,24 +11,54 @@ namespace {
 
 using octavo::kKinds;
 
-constexpr bool is_quantized(int kind) { return kind >= octavo::Q4_0; }
-constexpr bool is_k_kind(int kind) { return kind >= octavo::Q4_K; }
+constexpr bool is_quantized(int kind) { return kKinds[kind].planes != octavo::ELEMENTS; }
+// Values are integers times scales (and minima); the rest are floats that only the float path reads.
+constexpr bool has_integers(int kind) {
+    return is_quantized(kind) && kKinds[kind].planes != octavo::BYTES && kind != octavo::NF4_32 &&
+           kind != octavo::FP4_32;
+}
+// Integers of at most 6 bits, which products with int8 activations take.
+constexpr bool has_small_integers(int kind) {
+    return has_integers(kind) && kKinds[kind].planes != octavo::PAIRS && kind != octavo::IQ4_NL &&
+           kind != octavo::IQ4_XS && kind != octavo::IQ1_CODES && kind != octavo::IQ2_CODES &&
+           kind != octavo::IQ3_CODES;
+}
 // value = scale * q + minimum (else scale * (q - zero)).
 constexpr bool has_minimum(int kind) {
-    return kind == octavo::Q4_1 || kind == octavo::Q5_1 || kind == octavo::Q4_K || kind == octavo::Q5_K;
+    const octavo::Scales scales = kKinds[kind].scales;
+    return scales == octavo::HALF_MIN || scales == octavo::FLOAT_MIN || scales == octavo::SUB8_MIN ||
+           scales == octavo::SUB4_MIN_2;
+}
+// The halves of a cell (16 elements of K) have scales of their own.
+constexpr bool has_halves(int kind) {
+    const octavo::Scales scales = kKinds[kind].scales;
+    return scales == octavo::FLOAT_2 || scales == octavo::SUB8_2 || scales == octavo::SUB4_MIN_2;
 }
 constexpr int zero_point(int kind) {
-    return kind == octavo::Q4_0    ? 8
-           : kind == octavo::MXFP4 ? 12
-           : kind == octavo::Q5_0  ? 16
-           : kind == octavo::Q6_K  ? 32
-                                   : 0;
-}
-constexpr int extra_bits(int kind) {
-    return kind == octavo::Q6_K ? 2 : kind == octavo::Q5_0 || kind == octavo::Q5_1 || kind == octavo::Q5_K ? 1 : 0;
-}
-constexpr int planes_offset(int kind) {
-    return kind == octavo::Q4_1 || kind == octavo::Q5_1 ? 32 : kind == octavo::MXFP4 ? 8 : 16;
+    switch (kind) {
+        case octavo::Q3_K:
+            return 4;
+        case octavo::Q4_0:
+            return 8;
+        case octavo::IQ1_CODES:
+            return 9;
+        case octavo::MXFP4:
+        case octavo::E2M1_16:
+            return 12;
+        case octavo::Q5_0:
+            return 16;
+        case octavo::Q6_K:
+            return 32;
+        case octavo::IQ2_CODES:
+            return 43;
+        case octavo::IQ3_CODES:
+            return 62;
+        case octavo::IQ4_NL:
+        case octavo::IQ4_XS:
+            return 128;
+        default:
+            return 0;
+    }
 }
 
 // Where a cell and the head of its unit are.
@@ -40,12 +70,11 @@ struct CellPlace {
 template <int KIND>
 inline CellPlace place_of(const uint8_t* panel, int cell) {
     constexpr octavo::KindInfo info = kKinds[KIND];
-    if constexpr (is_k_kind(KIND)) {
-        const uint8_t* unit =
-            panel + int64_t{cell / info.unit_cells} * (info.head_bytes + info.unit_cells * info.cell_bytes);
-        return {unit, unit + info.head_bytes + cell % info.unit_cells * info.cell_bytes};
+    if constexpr (info.unit_cells > 1) {
+        const uint8_t* unit = panel + int64_t{cell / info.unit_cells} * info.unit_bytes();
+        return {unit, unit + info.head_bytes + cell % info.unit_cells * info.cell_bytes()};
     } else {
-        const uint8_t* at = panel + int64_t{cell} * info.cell_bytes;
+        const uint8_t* at = panel + int64_t{cell} * info.cell_bytes();
         return {at, at};
     }
 }
@@ -55,12 +84,14 @@ inline CellPlace place_of(const uint8_t* panel, int cell) {
 template <int KIND>
 inline void fetch_ahead(const uint8_t* cell) {
 #pragma GCC unroll 5
-    for (int i = 0; i < kKinds[KIND].cell_bytes; i += 64) _mm_prefetch(cell + 2048 + i, _MM_HINT_T0);
+    for (int i = 0; i < kKinds[KIND].cell_bytes(); i += 64) _mm_prefetch(cell + 2048 + i, _MM_HINT_T0);
 }
 
 inline __m256 load_halves(const uint8_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+
+inline __m256 load_floats(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
 
 inline __m256i load_bytes_u(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -79,46 +110,89 @@ inline __m256 half_powers(const uint8_t* p) {
     return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
 }
 
-// Scale of the eight columns of a cell. Q6_K has one per half of the cell.
+// Scale of the eight columns of a cell, or of half of it.
 template <int KIND>
 inline __m256 scale_of(CellPlace at, int half = 0) {
-    if constexpr (KIND == octavo::MXFP4) return half_powers(at.cell);
+    constexpr octavo::Scales scales = kKinds[KIND].scales;
+    if constexpr (scales == octavo::POWER) return half_powers(at.cell);
+    if constexpr (scales == octavo::FLOAT || scales == octavo::FLOAT_MIN) return load_floats(at.head);
+    if constexpr (scales == octavo::FLOAT_2) {
+        const __m256 d = load_floats(at.cell + 32 * half);
+        // The integers of E2M1 are twice its values.
+        return KIND == octavo::E2M1_16 ? _mm256_mul_ps(d, _mm256_set1_ps(0.5f)) : d;
+    }
     const __m256 d = load_halves(at.head);
-    if constexpr (KIND == octavo::Q6_K) return _mm256_mul_ps(d, _mm256_cvtepi32_ps(load_bytes_s(at.cell + 8 * half)));
-    if constexpr (is_k_kind(KIND)) return _mm256_mul_ps(d, _mm256_cvtepi32_ps(load_bytes_u(at.cell)));
+    if constexpr (scales == octavo::SUB8 || scales == octavo::SUB8_2) {
+        return _mm256_mul_ps(d, _mm256_cvtepi32_ps(load_bytes_s(at.cell + 8 * half)));
+    } else if constexpr (scales == octavo::SUB8_MIN) {
+        return _mm256_mul_ps(d, _mm256_cvtepi32_ps(load_bytes_u(at.cell)));
+    } else if constexpr (scales == octavo::SUB4_MIN_2) {
+        const __m256i s = _mm256_and_si256(load_bytes_u(at.cell + 8 * half), _mm256_set1_epi32(15));
+        return _mm256_mul_ps(d, _mm256_cvtepi32_ps(s));
+    }
     return d;
 }
 
 template <int KIND>
-inline __m256 minimum_of(CellPlace at) {
+inline __m256 minimum_of(CellPlace at, int half = 0) {
+    constexpr octavo::Scales scales = kKinds[KIND].scales;
+    if constexpr (scales == octavo::FLOAT_MIN) return load_floats(at.head + 32);
     const __m256 m = load_halves(at.head + 16);
-    if constexpr (!is_k_kind(KIND)) return m;
-    const __m256 product = _mm256_mul_ps(m, _mm256_cvtepi32_ps(load_bytes_u(at.cell + 8)));
-    return _mm256_xor_ps(product, _mm256_set1_ps(-0.0f));
+    if constexpr (scales == octavo::HALF_MIN) return m;
+    const __m256i t =
+        scales == octavo::SUB8_MIN ? load_bytes_u(at.cell + 8) : _mm256_srli_epi32(load_bytes_u(at.cell + 8 * half), 4);
+    return _mm256_xor_ps(_mm256_mul_ps(m, _mm256_cvtepi32_ps(t)), _mm256_set1_ps(-0.0f));
+}
+
+// What the codes of a kind stand for, plus its zero point; the formats are told in octavo/quant.
+template <int KIND>
+inline __m256i from_codes(__m256i q) {
+    __m128i values;
+    if constexpr (KIND == octavo::MXFP4 || KIND == octavo::E2M1_16) {  // twice the values
+        values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    } else if constexpr (KIND == octavo::IQ4_NL || KIND == octavo::IQ4_XS) {
+        constexpr auto byte = [](int value) { return static_cast<char>(value + 128); };
+        values = _mm_setr_epi8(byte(-127), byte(-104), byte(-83), byte(-65), byte(-49), byte(-35), byte(-22), byte(-10),
+                               byte(1), byte(13), byte(25), byte(38), byte(53), byte(69), byte(89), byte(113));
+    } else if constexpr (KIND == octavo::IQ1_CODES) {
+        values = _mm_setr_epi8(0, 2, 8, 10, 16, 18, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9);
+    } else if constexpr (KIND == octavo::IQ2_CODES) {
+        values = _mm_setr_epi8(51, 68, 86, 35, 18, 0, 43, 43, 43, 43, 43, 43, 43, 43, 43, 43);
+    } else if constexpr (KIND == octavo::IQ3_CODES) {
+        values = _mm_setr_epi8(66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0);
+    } else {
+        return q;
+    }
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), q);
 }
 
 // Quad `index` of a cell as unsigned bytes [column][k in quad], from which the zero point is not yet taken.
 template <int KIND>
 inline __m256i quad_of(const uint8_t* cell, int index) {
-    const uint8_t* planes = cell + planes_offset(KIND);
-    const auto load = [&](int offset) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(planes + offset)); };
-    __m256i q = load(index % 4 * 32);
-    if (index >= 4) q = _mm256_srli_epi16(q, 4);
-    q = _mm256_and_si256(q, _mm256_set1_epi8(15));
-    if constexpr (KIND == octavo::MXFP4) {  // codes of floats: twice their values, plus 12
-        const __m128i values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-        q = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), q);
+    constexpr octavo::Planes planes = kKinds[KIND].planes;
+    constexpr bool nibbles = planes == octavo::N4 || planes == octavo::N4_B1 || planes == octavo::N4_B2;
+    constexpr bool twos = planes == octavo::N4_B2 || planes == octavo::B2 || planes == octavo::B2_B1;
+    constexpr bool ones = planes == octavo::N4_B1 || planes == octavo::B2_B1;
+    constexpr int low = nibbles ? 4 : 0;                    // bits below those of the plane of twos
+    constexpr int below = planes == octavo::N4_B1 ? 4 : 2;  // and of ones
+    const uint8_t* first = cell + kKinds[KIND].meta_bytes;
+    const auto load = [&](int offset) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first + offset)); };
+    const auto moved = [](__m256i v, int left) {
+        return left >= 0 ? _mm256_slli_epi16(v, left) : _mm256_srli_epi16(v, -left);
+    };
+    __m256i q = _mm256_setzero_si256();
+    if constexpr (nibbles) {
+        q = load(index % 4 * 32);
+        if (index >= 4) q = _mm256_srli_epi16(q, 4);
+        q = from_codes<KIND>(_mm256_and_si256(q, _mm256_set1_epi8(15)));
     }
-    if constexpr (extra_bits(KIND) == 1) {
-        const __m256i bits = load(128);
-        const __m256i moved = index < 4 ? _mm256_slli_epi16(bits, 4 - index) : _mm256_srli_epi16(bits, index - 4);
-        q = _mm256_or_si256(q, _mm256_and_si256(moved, _mm256_set1_epi8(16)));
+    if constexpr (twos) {
+        const __m256i bits = moved(load((nibbles ? 128 : 0) + index / 4 * 32), low - index % 4 * 2);
+        q = _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(3 << low)));
     }
-    if constexpr (extra_bits(KIND) == 2) {
-        const __m256i bits = load(128 + index / 4 * 32);
-        const int shift = 4 - index % 4 * 2;
-        const __m256i moved = shift >= 0 ? _mm256_slli_epi16(bits, shift) : _mm256_srli_epi16(bits, -shift);
-        q = _mm256_or_si256(q, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
+    if constexpr (ones) {
+        const __m256i bits = moved(load(nibbles ? 128 : 64), below - index);
+        q = _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(1 << below)));
     }
     return q;
 }

@@ -31,11 +31,12 @@ struct Pairs {
     __m256i operator[](int pair) const { return _mm256_load_si256(reinterpret_cast<const __m256i*>(values) + pair); }
 };
 
-template <>
-struct Pairs<Q8_0> {
+template <int KIND>
+    requires(kKinds[KIND].planes == PAIRS)
+struct Pairs<KIND> {
     const uint8_t* values;
 
-    explicit Pairs(const uint8_t* cell) : values(cell + 16) {}
+    explicit Pairs(const uint8_t* cell) : values(cell + kKinds[KIND].meta_bytes) {}
 
     __m256i operator[](int pair) const {
         return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + 16 * pair)));
@@ -58,37 +59,47 @@ inline void dots(const Pairs<KIND>& w, const int16_t* a, int first, int end, __m
     }
 }
 
-// The epilogue constants of a cell, per column.
+// The epilogue constants of a cell or of its halves, per column.
 template <int KIND>
 struct CellScales {
-    __m256 first;
-    __m256 second;  // Q6_K: second half
-    __m256 minimum;
+    __m256 scale[2];
+    __m256 minimum[2];
 
     explicit CellScales(CellPlace at) {
-        first = scale_of<KIND>(at);
-        second = KIND == Q6_K ? scale_of<KIND>(at, 1) : first;
-        if constexpr (has_minimum(KIND)) minimum = minimum_of<KIND>(at);
+        for (int half = 0; half < (has_halves(KIND) ? 2 : 1); ++half) {
+            scale[half] = scale_of<KIND>(at, half);
+            if constexpr (has_minimum(KIND)) minimum[half] = minimum_of<KIND>(at, half);
+        }
     }
 };
+
+// The sum of 16 activations, in every lane.
+inline __m256 sum_of_half(const int16_t* a) {
+    const __m256i pairs =
+        _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+    return _mm256_cvtepi32_ps(_mm256_broadcastd_epi32(sum));
+}
 
 template <int KIND, int ROWS>
 inline void add_cell(__m256 (&acc)[ROWS], const Pairs<KIND>& w, const CellScales<KIND>& scales, const Act16& x,
                      int64_t index) {
+    constexpr int halves = has_halves(KIND) ? 2 : 1;
     const int16_t* a = x.q + index * kCell;
-    __m256i sum[ROWS];
-    if constexpr (KIND == Q6_K) {
-        dots<KIND, ROWS>(w, a, 0, 8, sum);
-        for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), scales.first, acc[r]);
-        dots<KIND, ROWS>(w, a, 8, 16, sum);
-    } else {
-        dots<KIND, ROWS>(w, a, 0, 16, sum);
-    }
+#pragma GCC unroll 2
+    for (int half = 0; half < halves; ++half) {
+        __m256i sum[ROWS];
+        dots<KIND, ROWS>(w, a, 16 / halves * half, 16 / halves * (half + 1), sum);
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) {
-        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), scales.second, acc[r]);
-        if constexpr (has_minimum(KIND)) {
-            acc[r] = _mm256_fmadd_ps(scales.minimum, _mm256_broadcast_ss(x.sum + index + r), acc[r]);
+        for (int r = 0; r < ROWS; ++r) {
+            acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), scales.scale[half], acc[r]);
+            if constexpr (has_minimum(KIND)) {
+                const __m256 added =
+                    halves == 2 ? sum_of_half(a + r * kCell + 16 * half) : _mm256_broadcast_ss(x.sum + index + r);
+                acc[r] = _mm256_fmadd_ps(scales.minimum[half], added, acc[r]);
+            }
         }
     }
 }
@@ -164,7 +175,7 @@ void linear(const Panels& w, int panel, int count, const Act16& x, int row, int 
 
 template <int KIND>
 void fill(Kernels& table) {
-    table.linear_int16[KIND] = linear<KIND>;
+    if constexpr (has_integers(KIND)) table.linear_int16[KIND] = linear<KIND>;
     if constexpr (KIND + 1 < KIND_COUNT) fill<KIND + 1>(table);
 }
 

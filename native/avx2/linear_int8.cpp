@@ -1,4 +1,4 @@
-// Products of 4 to 6-bit weights with int8 activations in groups of 32. The dot product of a cell is an exact integer,
+// Products of 2 to 6-bit weights with int8 activations in groups of 32. The dot product of a cell is an exact integer,
 // added up in int16 as long as it cannot overflow (15 * 127 * 2 * 8 < 2^15 for 4 bits, 31 * 127 * 2 * 4 for 5), so only
 // the float epilogue, one fma chain per (row, column) in ascending k, has an order; it is the same in both tilings
 // below.
@@ -12,21 +12,38 @@ using namespace octavo;
 // What the epilogue of one cell needs, per column.
 struct CellMeta {
     __m256 scale;
+    __m256 second;  // of the second half, where the halves have float scales
     __m256 minimum;
-    __m256i scales;  // Q6_K: the scales of the halves as int16 pairs
-    __m256i zeros;   // by what the sums of activations count: the zero point (Q6_K: times the scales), as int16 pairs
+    __m256i scales;  // where the halves have integer scales: these, as int16 pairs
+    __m256i minima;  // and their integer minima
+    __m256i zeros;   // by what the sums of activations count: the zero point (times integer scales), as int16 pairs
 };
+
+constexpr bool has_integer_halves(int kind) {
+    return kKinds[kind].scales == SUB8_2 || kKinds[kind].scales == SUB4_MIN_2;
+}
+
+// Eight bytes of either half as int16 pairs.
+inline __m256i pairs_of(__m256i first, __m256i second) {
+    return _mm256_or_si256(_mm256_and_si256(first, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(second, 16));
+}
 
 template <int KIND>
 inline CellMeta meta_of(CellPlace at) {
     CellMeta meta{};
-    if constexpr (KIND == Q6_K) {
+    if constexpr (kKinds[KIND].scales == SUB8_2) {
         meta.scale = load_halves(at.head);
-        const __m256i low = _mm256_and_si256(load_bytes_s(at.cell), _mm256_set1_epi32(0xffff));
-        meta.scales = _mm256_or_si256(low, _mm256_slli_epi32(load_bytes_s(at.cell + 8), 16));
-        meta.zeros = _mm256_slli_epi16(meta.scales, 5);
+        meta.scales = pairs_of(load_bytes_s(at.cell), load_bytes_s(at.cell + 8));
+        meta.zeros = _mm256_mullo_epi16(meta.scales, _mm256_set1_epi16(zero_point(KIND)));
+    } else if constexpr (kKinds[KIND].scales == SUB4_MIN_2) {
+        meta.scale = load_halves(at.head);
+        meta.minimum = _mm256_xor_ps(load_halves(at.head + 16), _mm256_set1_ps(-0.0f));
+        const __m256i both = pairs_of(load_bytes_u(at.cell), load_bytes_u(at.cell + 8));
+        meta.scales = _mm256_and_si256(both, _mm256_set1_epi16(15));
+        meta.minima = _mm256_srli_epi16(both, 4);
     } else {
         meta.scale = scale_of<KIND>(at);
+        if constexpr (has_halves(KIND)) meta.second = scale_of<KIND>(at, 1);
         if constexpr (has_minimum(KIND)) meta.minimum = minimum_of<KIND>(at);
         meta.zeros = _mm256_set1_epi16(zero_point(KIND));
     }
@@ -39,30 +56,43 @@ inline __m256i times(__m256i weights, const int8_t* activations) {
     return _mm256_maddubs_epi16(weights, _mm256_set1_epi32(four));
 }
 
-// Exact: sum of (q - zero) * a over the cell (times the sub-scales for Q6_K).
+// Sums over two quads each, in int16: 63 * 127 * 2 * 2 < 2^15.
+struct HalfSums {
+    __m256i s01, s23, s45, s67;
+
+    HalfSums(const __m256i (&w)[8], const int8_t* a)
+        : s01(_mm256_add_epi16(times(w[0], a), times(w[1], a + 4))),
+          s23(_mm256_add_epi16(times(w[2], a + 8), times(w[3], a + 12))),
+          s45(_mm256_add_epi16(times(w[4], a + 16), times(w[5], a + 20))),
+          s67(_mm256_add_epi16(times(w[6], a + 24), times(w[7], a + 28))) {}
+};
+
+// Exact: sum of (q - zero) * a over the cell (times the integer scales of the halves).
 template <int KIND>
 inline __m256i dot(const __m256i (&w)[8], const int8_t* a, const int32_t* halves, const CellMeta& meta) {
     const __m256i ones = _mm256_set1_epi16(1);
-    const __m256i s01 = _mm256_add_epi16(times(w[0], a), times(w[1], a + 4));
-    const __m256i s23 = _mm256_add_epi16(times(w[2], a + 8), times(w[3], a + 12));
-    const __m256i s45 = _mm256_add_epi16(times(w[4], a + 16), times(w[5], a + 20));
-    const __m256i s67 = _mm256_add_epi16(times(w[6], a + 24), times(w[7], a + 28));
+    const HalfSums s(w, a);
     __m256i sum;
-    if constexpr (KIND == Q6_K) {
+    if constexpr (has_integer_halves(KIND)) {
         const __m256i low =
             _mm256_shuffle_epi8(meta.scales, _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13, 0, 1,
                                                               0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
         const __m256i high =
             _mm256_shuffle_epi8(meta.scales, _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15, 2,
                                                               3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15));
-        sum = _mm256_add_epi32(_mm256_madd_epi16(s01, low), _mm256_madd_epi16(s23, low));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s45, high));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s67, high));
-    } else if constexpr (extra_bits(KIND) == 1 || KIND == MXFP4) {
-        sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s01, s23), ones),
-                               _mm256_madd_epi16(_mm256_add_epi16(s45, s67), ones));
+        if constexpr (KIND == Q6_K) {  // 63 * 127 * 2 * 4 does not fit
+            sum = _mm256_add_epi32(_mm256_madd_epi16(s.s01, low), _mm256_madd_epi16(s.s23, low));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s.s45, high));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s.s67, high));
+        } else {
+            sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s.s01, s.s23), low),
+                                   _mm256_madd_epi16(_mm256_add_epi16(s.s45, s.s67), high));
+        }
+    } else if constexpr (kKinds[KIND].planes == N4_B1 || KIND == MXFP4) {
+        sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(s.s01, s.s23), ones),
+                               _mm256_madd_epi16(_mm256_add_epi16(s.s45, s.s67), ones));
     } else {
-        sum = _mm256_madd_epi16(_mm256_add_epi16(_mm256_add_epi16(s01, s23), _mm256_add_epi16(s45, s67)), ones);
+        sum = _mm256_madd_epi16(_mm256_add_epi16(_mm256_add_epi16(s.s01, s.s23), _mm256_add_epi16(s.s45, s.s67)), ones);
     }
     if constexpr (zero_point(KIND) != 0) {
         sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(meta.zeros, _mm256_set1_epi32(*halves)));
@@ -83,11 +113,27 @@ struct Group8 {
 
 template <int KIND>
 inline __m256 add_cell(__m256 acc, const __m256i (&w)[8], const CellMeta& meta, const Group8& x, int64_t row) {
-    const __m256i sum = dot<KIND>(w, x.q + row * kCell, x.halves + row, meta);
-    const __m256 scale = _mm256_mul_ps(meta.scale, _mm256_broadcast_ss(x.scale + row));
-    acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc);
-    if constexpr (has_minimum(KIND)) acc = _mm256_fmadd_ps(meta.minimum, _mm256_broadcast_ss(x.sum + row), acc);
-    return acc;
+    const __m256 activations = _mm256_broadcast_ss(x.scale + row);
+    if constexpr (kKinds[KIND].scales == FLOAT_2) {
+        const __m256i ones = _mm256_set1_epi16(1), sums = _mm256_set1_epi32(x.halves[row]);
+        const HalfSums s(w, x.q + row * kCell);
+        const __m256i front = _mm256_sub_epi32(_mm256_madd_epi16(_mm256_add_epi16(s.s01, s.s23), ones),
+                                               _mm256_madd_epi16(_mm256_srli_epi32(meta.zeros, 16), sums));
+        const __m256i back = _mm256_sub_epi32(_mm256_madd_epi16(_mm256_add_epi16(s.s45, s.s67), ones),
+                                              _mm256_madd_epi16(_mm256_slli_epi32(meta.zeros, 16), sums));
+        acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(front), _mm256_mul_ps(meta.scale, activations), acc);
+        return _mm256_fmadd_ps(_mm256_cvtepi32_ps(back), _mm256_mul_ps(meta.second, activations), acc);
+    } else {
+        const __m256i sum = dot<KIND>(w, x.q + row * kCell, x.halves + row, meta);
+        acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(meta.scale, activations), acc);
+        if constexpr (kKinds[KIND].scales == SUB4_MIN_2) {
+            const __m256i count = _mm256_madd_epi16(meta.minima, _mm256_set1_epi32(x.halves[row]));
+            acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(count), _mm256_mul_ps(meta.minimum, activations), acc);
+        } else if constexpr (has_minimum(KIND)) {
+            acc = _mm256_fmadd_ps(meta.minimum, _mm256_broadcast_ss(x.sum + row), acc);
+        }
+        return acc;
+    }
 }
 
 template <int KIND>
@@ -157,15 +203,12 @@ void linear(const Panels& w, int panel, int count, const Act8& x, int row, int r
     }
 }
 
+template <int KIND>
+void fill(Kernels& table) {
+    if constexpr (has_small_integers(KIND)) table.linear_int8[KIND] = linear<KIND>;
+    if constexpr (KIND + 1 < KIND_COUNT) fill<KIND + 1>(table);
+}
+
 }  // namespace
 
-void octavo::fill_linear_int8_avx2(Kernels& table) {
-    table.linear_int8[Q4_0] = linear<Q4_0>;
-    table.linear_int8[Q4_1] = linear<Q4_1>;
-    table.linear_int8[Q5_0] = linear<Q5_0>;
-    table.linear_int8[Q5_1] = linear<Q5_1>;
-    table.linear_int8[MXFP4] = linear<MXFP4>;
-    table.linear_int8[Q4_K] = linear<Q4_K>;
-    table.linear_int8[Q5_K] = linear<Q5_K>;
-    table.linear_int8[Q6_K] = linear<Q6_K>;
-}
+void octavo::fill_linear_int8_avx2(Kernels& table) { fill<Q4_0>(table); }

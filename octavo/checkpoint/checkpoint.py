@@ -14,7 +14,7 @@ import numpy.typing as npt
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import KINDS, dense, row_bytes
+from octavo.quant import KINDS, dense, multiplied_as, row_bytes
 
 Style = Literal["hf", "gguf"]
 Number = TypeVar("Number", bound=np.generic)
@@ -67,6 +67,17 @@ class Checkpoint:
     def total_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.bytes for tensor in self._tensors.values())
+
+    @property
+    def multiplied_bytes(self) -> int:
+        """Bytes of all tensors in the formats that devices multiply with."""
+        total = 0
+        for tensor in self._tensors.values():
+            (block, size), (wide_block, wide_size) = (
+                KINDS.get(kind, (1, 1)) for kind in (tensor.kind, multiplied_as(tensor.kind))
+            )
+            total += tensor.bytes // size * block // wide_block * wide_size
+        return total
 
     def stored(self, name: str, index: int | None = None) -> Stored:
         """A matrix [n_out, n_in] in its format: a read-only view of the file, not necessarily aligned. `index`: which

@@ -49,6 +49,7 @@ _TYPES = {
     35: "TQ2_0",
     39: "MXFP4",
     40: "NVFP4",
+    41: "Q1_0",
 }
 
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -141,10 +142,10 @@ def _info(reader: _Reader, name: str) -> tuple[str, tuple[int, ...], int, int]:
     number, offset = reader.u32(), reader.u64()
     kind = _TYPES.get(number, f"number {number}")
     if kind not in KINDS:
+        readable = ", ".join(known for known in _TYPES.values() if known in KINDS)
         raise CheckpointError(
-            f"{path}: tensor {name!r} has the type {kind}, which cannot be read; readable are "
-            f"{', '.join(KINDS)}. Take a file in one of these (Q4_K_M or Q8_0 are common) or convert "
-            f"it with `llama-quantize --allow-requantize`."
+            f"{path}: tensor {name!r} has the type {kind}, which cannot be read; readable are {readable}. Take a file "
+            f"in one of these (Q4_K_M or Q8_0 are common) or convert it with `llama-quantize --allow-requantize`."
         )
     block, size = KINDS[kind]
     if shape[-1] % block:

@@ -5,20 +5,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import Stored
-from octavo.quant import gguf, mxfp4, plain
+from octavo.quant import affine, codebook, float8, gguf, gguf_extra, mxfp4, plain
 from octavo.quant.format import Format
 
-__all__ = ["FORMATS", "KINDS", "Format", "dense", "row_bytes"]
+__all__ = [
+    "FORMATS",
+    "GGUF_QUANTIZED",
+    "KINDS",
+    "LARGE_INTEGERS",
+    "QUANTIZED_FLOATS",
+    "SMALL_INTEGERS",
+    "Format",
+    "dense",
+    "multiplied_as",
+    "row_bytes",
+    "to_multiply",
+]
 
-FORMATS: dict[str, Format] = {f.name: f for f in (plain.F32, plain.F16, plain.BF16, *gguf.FORMATS, mxfp4.MXFP4)}
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        plain.F32,
+        plain.F16,
+        plain.BF16,
+        *gguf.FORMATS,
+        mxfp4.MXFP4,
+        *affine.FORMATS,
+        *float8.FORMATS,
+        *codebook.FORMATS,
+        *gguf_extra.FORMATS,
+    )
+}
 """Every format by name."""
 
 KINDS: dict[str, tuple[int, int]] = {name: (f.block, f.bytes) for name, f in FORMATS.items()}
 """Name of a format -> (elements per block, bytes per block)."""
+
+GGUF_QUANTIZED = frozenset(f.name for f in (*gguf.FORMATS, mxfp4.MXFP4, *gguf_extra.FORMATS))
+"""Formats of GGUF files that are not plain."""
+
+_REWRITTEN = {f.name: f for f in gguf_extra.FORMATS}
+
+SMALL_INTEGERS = frozenset(
+    {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "INT4_32", "INT4_128", "E2M1_16"}
+)
+"""Formats whose values are integers of up to 6 bits times scales: 8 bits are enough for what they are multiplied by."""
+
+LARGE_INTEGERS = frozenset({"Q8_0", "INT8_32", "INT8_128", "IQ4_NL", "IQ4_XS", "IQ1_CODES", "IQ2_CODES", "IQ3_CODES"})
+"""The same with integers of up to 8 bits."""
+
+QUANTIZED_FLOATS = frozenset({"F8_E4M3_32", "F8_E5M2_32", "NF4_32", "FP4_32"})
+"""Formats whose values are floats of few bits times scales."""
 
 _SLAB = 1 << 20
 """Elements unpacked at a time: bounds the memory that intermediate values take."""
@@ -40,11 +83,7 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
     Raises ValueError when `stored.data` is not uint8 [n_out, row_bytes(kind, n_in)].
     """
     kind, n_out, n_in, data, columns = stored
-    width = row_bytes(kind, n_in)
-    if data.dtype != np.uint8 or data.shape != (n_out, width):
-        raise ValueError(
-            f"a {kind} matrix [{n_out}, {n_in}] needs uint8 [{n_out}, {width}], not {data.dtype} {list(data.shape)}"
-        )
+    _check(stored)
     form = FORMATS[kind]
     out = np.empty((n_out, n_in), np.float32)
     rows = max(1, _SLAB // max(1, n_in))
@@ -53,3 +92,34 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
         values = form.dense(slab.reshape(-1, form.bytes)).reshape(len(slab), n_in)
         out[start : start + rows, slice(None) if columns is None else columns] = values
     return out
+
+
+def multiplied_as(kind: str) -> str:
+    """The format in which devices multiply with a matrix of `kind`: itself, or the one it is rewritten in."""
+    return _REWRITTEN[kind].target.name if kind in _REWRITTEN else kind
+
+
+def to_multiply(stored: Stored) -> Iterator[tuple[int, Stored]]:
+    """`stored` in the format it is multiplied in, as (first row, rows): the matrix itself where that is its own format;
+    else rewritten, without loss, slab by slab, so that the memory it takes is bounded. First rows are multiples of 8.
+
+    Raises ValueError as `dense` does.
+    """
+    form = _REWRITTEN.get(stored.kind)
+    if form is None:
+        yield 0, stored
+        return
+    _check(stored)
+    rows = max(8, _SLAB // max(1, stored.n_in) // 8 * 8)
+    for start in range(0, stored.n_out, rows):
+        slab = form.rewrite(stored.data[start : start + rows])
+        yield start, stored._replace(kind=form.target.name, n_out=len(slab), data=slab)
+
+
+def _check(stored: Stored) -> None:
+    kind, n_out, n_in, data, _ = stored
+    width = row_bytes(kind, n_in)
+    if data.dtype != np.uint8 or data.shape != (n_out, width):
+        raise ValueError(
+            f"a {kind} matrix [{n_out}, {n_in}] needs uint8 [{n_out}, {width}], not {data.dtype} {list(data.shape)}"
+        )

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": SHARED | {"layers", "contract", "parallel"},
     "devices": {"contract", "ops", "quant", "_native"},
     "runtime": SHARED | {"models", "layers", "quant", "contract", "devices", "config"},
-    "resolve": SHARED | {"config", "models", "contract"},
+    "resolve": SHARED | {"config", "models", "contract", "quant"},
     "api": SHARED | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench", "environment"},
     "environment": {"config", "devices", "resolve"},
     "entrypoints": {"api"},

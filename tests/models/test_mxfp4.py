@@ -92,5 +92,5 @@ def test_experts_are_packed_as_they_are_read(pair: tuple[Path, Path], monkeypatc
 def test_start_up_says_what_it_is(pair: tuple[Path, Path]) -> None:
     built = build(EngineConfig(model=str(pair[0]), quantization="mxfp4", max_num_seqs=2))
     text = "\n".join(built.info.notes)
-    assert "F32/MXFP4 weights" in text and "activations int8 because the weights have 4 to 6 bits" in text
+    assert "F32/MXFP4 weights" in text and "activations int8 because the weights have 2 to 6 bits" in text
     built.engine.close()

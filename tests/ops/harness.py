@@ -56,8 +56,17 @@ def f32(values: Any) -> Stored:
     return Stored("F32", n_out, n_in, matrix.view(np.uint8))
 
 
+FLOAT_SCALES = {
+    **dict.fromkeys(("INT4_32", "INT4_128", "INT8_32", "INT8_128"), 2),
+    **dict.fromkeys(("F8_E4M3_32", "F8_E5M2_32", "NF4_32", "FP4_32", "E2M1_16"), 1),
+    **dict.fromkeys(("IQ1_CODES", "IQ2_CODES", "IQ3_CODES"), 1),
+}
+"""Formats whose blocks begin with float32 scales, and how many of these there are."""
+
+
 def random_stored(kind: str, n_out: int, n_in: int, rng: np.random.Generator) -> Stored:
-    """Random bytes, block by block those whose values have a sane size: [1e-3, 4] is the largest of a block."""
+    """Random bytes, block by block those whose values have a sane size: [1e-3, 4] is the largest of a block. Scales of
+    float32, of which hardly any would be sane, are drawn from [1e-4, 1] and have either sign."""
     size = row_bytes(kind, n_in)
     block = KINDS[kind][0]
     blocks = n_in // block
@@ -65,10 +74,34 @@ def random_stored(kind: str, n_out: int, n_in: int, rng: np.random.Generator) ->
     missing = np.arange(len(out))
     while missing.size:
         out[missing] = rng.integers(0, 256, (missing.size, out.shape[1]), np.uint8)
+        if kind in FLOAT_SCALES:
+            drawn = (missing.size, FLOAT_SCALES[kind])
+            scales = 10 ** rng.uniform(-4, 0, drawn) * rng.choice([-1, 1], drawn)
+            out[missing, : 4 * drawn[1]] = scales.astype("<f4").view(np.uint8)
         with np.errstate(all="ignore"):
             peak = np.abs(dense(Stored(kind, missing.size, block, out[missing]))).max(axis=1)
         missing = missing[~((peak >= 1e-3) & (peak <= 4))]
     return Stored(kind, n_out, n_in, out.reshape(n_out, size))
+
+
+HALF_SCALES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)},
+    **dict.fromkeys(("F32", "F16", "BF16", "MXFP4", "NVFP4", "IQ1_M"), ()),
+}
+"""Where the float16 scales of a block are, if not at 0 alone."""
+
+
+def with_scale(stored: Stored, scale: float) -> Stored:
+    """`stored` with `scale` as every float16 or float32 scale (and minimum) of a block."""
+    blocks = stored.data.reshape(-1, KINDS[stored.kind][1]).copy()
+    with np.errstate(over="ignore"):
+        single, half = np.float32(scale).tobytes(), np.float16(scale).tobytes()
+    floats = FLOAT_SCALES.get(stored.kind, 0)
+    blocks[:, : 4 * floats] = list(single * floats)
+    for at in () if floats else HALF_SCALES.get(stored.kind, (0,)):
+        blocks[:, at : at + 2] = list(half)
+    return stored._replace(data=blocks.reshape(stored.data.shape))
 
 
 class Span(NamedTuple):

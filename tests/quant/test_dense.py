@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.ops.contract import Stored
-from octavo.quant import FORMATS, KINDS, dense, mxfp4, row_bytes
+from octavo.quant import FORMATS, GGUF_QUANTIZED, KINDS, affine, codebook, dense, float8, mxfp4, row_bytes, to_multiply
 
 
 def _one(kind: str, block: bytes) -> np.ndarray:
@@ -24,7 +24,7 @@ def _half(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}e", *values)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", sorted({"F32", "F16", "BF16", *GGUF_QUANTIZED} - {"Q1_0"}))  # it reads no Q1_0
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_bytes_equal_the_gguf_package(kind: str, seed: int) -> None:
     n_in = 1280
@@ -153,12 +153,144 @@ def test_mxfp4_of_codes_side_by_side() -> None:
     assert np.array_equal(got, want * 2.0 ** (scales.astype(int)[:, None] - 127))
 
 
+def test_q2_k_by_hand() -> None:
+    """Element 128 h + 32 j + i is bits 2j of byte 32 h + i; 16 elements share a scale and a minimum."""
+    scales, q = bytearray(16), bytearray(64)
+    scales[0], scales[1], scales[15] = 0x21, 0x0F, 0xF3
+    q[0], q[17], q[63] = 0b11_10_01_00, 0b00_00_00_10, 0b01_00_00_00
+    got = _one("Q2_K", bytes(scales) + bytes(q) + _half(0.5, 0.25))
+    want = np.zeros(256, np.float32)
+    want[:16], want[240:] = -0.25 * 2, -0.25 * 15
+    want[17] = 0.5 * 15 * 2
+    want[255] += 0.5 * 3 * 1
+    assert np.array_equal(got, want)  # elements 32, 64 and 96 have scale 0
+
+
+def test_q3_k_by_hand() -> None:
+    """The high bit of element 32 g + i is bit g of byte i, and takes off 4 where it is not set."""
+    high, low, scales = bytearray(32), bytearray(64), bytearray(12)
+    high[0], high[5] = 0b10000001, 0b00000010
+    low[0], low[32 + 5] = 0b00_00_00_11, 0b01_00_00_00
+    scales[0], scales[8], scales[7] = 0x2F, 0b11_10_01_10, 0x50  # of 0 and 8; high bits of 0, 4, 8, 12; low of 15
+    got = _one("Q3_K", bytes(high) + bytes(low) + bytes(scales) + _half(0.5)).reshape(16, 16)
+    steps = [47 - 32, -32, -32, -32, 16 - 32, -32, -32, -32, 34 - 32, -32, -32, -32, 48 - 32, -32, -32, 5 - 32]
+    want = np.full((16, 16), -4.0)
+    want[0, 0], want[14, 0], want[2, 5] = 3, 0, 0  # elements 0, 224 and 37
+    want[14, 5] = 1 - 4  # element 128 + 96 + 5
+    assert np.array_equal(got, 0.5 * np.array(steps)[:, None] * want)
+
+
+def test_iq4_by_hand() -> None:
+    values = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+    codes = bytes(code | (15 - code) << 4 for code in range(16))
+    assert _one("IQ4_NL", _half(0.5) + codes).tolist() == [0.5 * v for v in values + values[::-1]]
+    high = struct.pack("<H", 0b10 << 14 | 0b11)  # groups 7 and 0
+    got = _one("IQ4_XS", _half(0.5) + high + bytes([0xF1, 0, 0, 0x70]) + codes * 8).reshape(8, 32)
+    scales = [0x31 - 32, 0x0F - 32, -32, -32, -32, -32, -32, 0x27 - 32]
+    assert np.array_equal(got, 0.5 * np.outer(scales, values + values[::-1]))
+
+
+def test_q1_0_by_hand() -> None:
+    got = _one("Q1_0", _half(1.5) + bytes([0b00000101]) + bytes(14) + bytes([0x80]))
+    want = np.full(128, -1.5)
+    want[[0, 2, 127]] = 1.5
+    assert np.array_equal(got, want)
+
+
+def test_integers_with_float32_scales_by_hand() -> None:
+    scales = struct.pack("<ff", 0.1, -3.0)
+    d = np.float32(0.1)
+    assert _one("INT4_32", scales + bytes([0x3F]) + bytes(15))[[0, 1, 16]].tolist() == [d * 15 - 3, -3, d * 3 - 3]
+    got = _one("INT4_128", scales + bytes(48) + bytes(15) + bytes([0xA2]))
+    assert got[[96 + 15, 96 + 31]].tolist() == [d * 2 - 3, d * 10 - 3] and (np.delete(got, [111, 127]) == -3).all()
+    for kind, block in (("INT8_32", 32), ("INT8_128", 128)):
+        got = _one(kind, scales + bytes([127, 128]) + bytes(block - 2))
+        assert got[:3].tolist() == [d * 127 - 3, d * -128 - 3, -3] and (got[2:] == -3).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "group"), [(form, group) for form in affine.FORMATS for group in (32, 128, 256) if group % form.block == 0]
+)
+def test_rows_of_integers(form: affine.Affine, group: int) -> None:
+    """Groups may be longer than blocks."""
+    rng = np.random.default_rng(group)
+    q = rng.integers(0, 16, (5, 512)) if form.bits == 4 else rng.integers(-128, 128, (5, 512))
+    d, m = (rng.standard_normal((5, 512 // group)).astype(np.float32) for _ in range(2))
+    got = dense(Stored(form.name, 5, 512, form.rows(q, d, m)))
+    long_d, long_m = (np.repeat(x, group, axis=1) for x in (d, m))
+    assert np.array_equal(got, long_d * q.astype(np.float32) + long_m)
+
+
+def test_which_format_holds_groups_of_integers() -> None:
+    assert affine.fitting(4, 512, 128) is affine.INT4_128 and affine.fitting(4, 512, 512) is affine.INT4_128
+    assert affine.fitting(4, 512, 64) is affine.INT4_32 and affine.fitting(4, 96, 96) is affine.INT4_32
+    assert affine.fitting(8, 512, 128) is affine.INT8_128 and affine.fitting(8, 512, 32) is affine.INT8_32
+    assert (
+        affine.fitting(4, 512, 16) is None and affine.fitting(8, 48, 48) is None and affine.fitting(3, 512, 128) is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "codes", "values"),
+    [
+        (
+            "F8_E4M3_32",
+            [0x00, 0x01, 0x07, 0x08, 0x38, 0x3C, 0x7E, 0x7F, 0x80, 0x81, 0xB8, 0xFE, 0xFF],
+            [0, 2**-9, 7 * 2**-9, 2**-6, 1, 1.5, 448, np.nan, 0, -(2**-9), -1, -448, np.nan],
+        ),
+        (
+            "F8_E5M2_32",
+            [0x00, 0x01, 0x03, 0x04, 0x3C, 0x3E, 0x7B, 0x7C, 0x7D, 0x80, 0xBC, 0xFB, 0xFC],
+            [0, 2**-16, 3 * 2**-16, 2**-14, 1, 1.5, 57344, np.inf, np.nan, 0, -1, -57344, -np.inf],
+        ),
+    ],
+)
+def test_float8_by_hand(kind: str, codes: list[int], values: list[float]) -> None:
+    got = _one(kind, struct.pack("<f", 0.5) + bytes(codes) + bytes(32 - len(codes)))
+    assert np.array_equal(got[: len(codes)], np.array(values) * 0.5, equal_nan=True) and not got[len(codes) :].any()
+
+
+def test_rows_of_float8() -> None:
+    values = np.random.default_rng(3).standard_normal((4, 128)).astype(ml_dtypes.float8_e4m3fn)
+    d = np.array([[1, 2], [3, 4], [0.5, 0.25], [-1, 1]], np.float32)
+    got = dense(Stored("F8_E4M3_32", 4, 128, float8.F8_E4M3_32.rows(values.view(np.uint8), d)))
+    assert np.array_equal(got, values.astype(np.float32) * np.repeat(d, 64, axis=1))
+
+
+def test_codebooks_by_hand() -> None:
+    codes = bytes(code | (15 - code) << 4 for code in range(16))
+    positive = [0, 0.0625 / 12, 8 / 12, 1, 4 / 12, 0.5, 2 / 12, 0.25]
+    fp4 = np.array(positive + [-v for v in positive], np.float32)
+    assert np.array_equal(_one("FP4_32", struct.pack("<f", 2) + codes), 2 * np.concatenate([fp4, fp4[::-1]]))
+    nf4 = _one("NF4_32", struct.pack("<f", 1) + codes)
+    assert np.array_equal(nf4[:16], nf4[:15:-1]) and (np.diff(nf4[:16]) > 0).all()
+    assert nf4[[0, 1, 7, 8, 15]].tolist() == np.float32([-1, -0.6961928009986877, 0, 0.07958029955625534, 1]).tolist()
+    e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    got = _one("E2M1_16", struct.pack("<f", 0.5) + bytes(code | (code + 8) << 4 for code in range(8)))
+    assert got.tolist() == [0.5 * v for v in e2m1] + [-0.5 * v for v in e2m1]
+
+
+@pytest.mark.parametrize("form", codebook.FORMATS)
+def test_rows_of_codes(form: codebook.Codebook) -> None:
+    rng = np.random.default_rng(1)
+    codes, d = rng.integers(0, 16, (3, 256), np.uint8), rng.standard_normal((3, 4)).astype(np.float32)
+    got = dense(Stored(form.name, 3, 256, form.rows(codes, d)))
+    assert np.array_equal(got, np.repeat(d, 64, axis=1) * form.table[codes])
+
+
+def test_nothing_is_rewritten_without_need() -> None:
+    stored = Stored("Q4_0", 2, 32, np.zeros((2, 18), np.uint8))
+    assert list(to_multiply(stored)) == [(0, stored)]
+    with pytest.raises(ValueError, match=r"needs uint8 \[2, 66\]"):
+        next(to_multiply(Stored("TQ2_0", 2, 256, np.zeros((2, 65), np.uint8))))
+
+
 def test_row_bytes_and_errors() -> None:
     assert row_bytes("Q6_K", 512) == 420 and row_bytes("BF16", 3) == 6
     with pytest.raises(ValueError, match="640 elements is not a whole number of Q4_K blocks"):
         row_bytes("Q4_K", 640)
-    with pytest.raises(ValueError, match="unknown weight format 'Q2_K'; known are F32"):
-        row_bytes("Q2_K", 256)
+    with pytest.raises(ValueError, match="unknown weight format 'Q8_K'; known are F32"):
+        row_bytes("Q8_K", 256)
     with pytest.raises(ValueError, match=r"needs uint8 \[2, 18\], not uint8 \[2, 17\]"):
         dense(Stored("Q4_0", 2, 32, np.zeros((2, 17), np.uint8)))
 

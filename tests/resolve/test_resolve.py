@@ -115,6 +115,11 @@ def test_float32_means_float32_everywhere() -> None:
         ({"Q8_0"}, "int16"),
         ({"BF16"}, "float32"),
         ({"F32"}, "float32"),
+        ({"INT4_128", "F16"}, "int8"),
+        ({"TQ1_0", "F16"}, "int8"),  # is rewritten in integers of 4 bits
+        ({"IQ2_XS"}, "int16"),
+        ({"INT8_32"}, "int16"),
+        ({"NF4_32", "BF16"}, "float32"),
     ],
 )
 def test_activations_follow_the_weights(kinds: set[str], want: str) -> None:
@@ -129,6 +134,7 @@ def test_quantization_flag_on_plain_floats_names_both_ways_out() -> None:
     check_quantization(None, None, frozenset({"BF16"}))
     check_quantization("gguf", None, frozenset({"Q4_1"}))
     check_quantization("gguf", None, frozenset({"MXFP4", "F16"}))
+    check_quantization("gguf", None, frozenset({"IQ2_XS", "F16"}))
     for asked in (None, "mxfp4"):
         check_quantization(asked, "mxfp4", frozenset({"MXFP4", "BF16"}))
     with pytest.raises(ConfigError, match="the checkpoint is mxfp4: drop the flag"):

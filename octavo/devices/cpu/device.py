@@ -11,7 +11,7 @@ from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Record
 from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
 from octavo.ops.contract import F32, I32, BatchArrays, BatchLimits, Drawn, KVSpec, Sampling, Stored
-from octavo.quant import dense
+from octavo.quant import KINDS, dense, multiplied_as, to_multiply
 
 HEAD_ROWS = 32
 """Rows of logits in memory at a time."""
@@ -49,9 +49,20 @@ class CpuDevice:
         if any(part.columns is not columns and not _same(part.columns, columns) for part in parts):
             # A product takes its input in one order. Only these parts are expanded.
             parts, columns = [_in_order(part) for part in parts], None
-        packed = self.native.pack(self.pool, self.store, parts)
+        kinds = tuple(multiplied_as(part.kind) for part in parts)
+        shapes = [(kind, part.n_out) for kind, part in zip(kinds, parts, strict=True)]
+        packed = self.native.allocate(self.store, shapes, parts[0].n_in)
+        for i, part in enumerate(parts):
+            for first_row, rows in to_multiply(part):
+                self.native.pack(self.pool, packed, i, first_row, rows)
+            if kinds[i] != part.kind:
+                self._note(_rewritten(part.kind, kinds[i]))
         self.weight_bytes += packed.bytes
-        return CpuWeight(packed, tuple(part.kind for part in parts), columns)
+        return CpuWeight(packed, kinds, columns)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes += (note,)
 
     def vector(self, values: F32) -> F32:
         return row_vector(values)
@@ -116,6 +127,11 @@ def _in_order(part: Stored) -> Stored:
     if part.columns is None:
         return part
     return Stored("F32", part.n_out, part.n_in, dense(part).view(np.uint8))
+
+
+def _rewritten(kind: str, target: str) -> str:
+    bits, wider = (8 * size / block for block, size in (KINDS[kind], KINDS[target]))
+    return f"{kind} weights are rewritten as {target}, without loss: {wider:.2g} bits each instead of {bits:.2g}"
 
 
 class CpuCache:

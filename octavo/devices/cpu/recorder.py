@@ -14,6 +14,7 @@ import numpy as np
 
 from octavo.ops.check import check_router
 from octavo.ops.contract import F32, I32, Activation, AttentionShape, HeadNorm, KVSpec, Rope, Router
+from octavo.quant import LARGE_INTEGERS, SMALL_INTEGERS
 
 Activations = Literal["float32", "int16", "int8"]
 
@@ -23,7 +24,6 @@ FLOAT, INT8, INT16 = 0, 1, 2
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 """As native code numbers them."""
 
-FLOAT_KINDS = ("F32", "F16", "BF16")
 GROUP = 32
 """Elements of an activation's quantization group."""
 
@@ -49,14 +49,15 @@ class CpuWeight:
 
     def forms(self, activations: Activations, head: bool) -> list[int]:
         """The form in which each part takes its input: fixed by the load, never by the batch."""
-        return [_form(kind, activations, head) for kind in self.kinds]
+        return [_form(kind, self.n_in, activations, head) for kind in self.kinds]
 
 
-def _form(kind: str, activations: Activations, head: bool) -> int:
-    if activations == "float32" or kind in FLOAT_KINDS:
+def _form(kind: str, n_in: int, activations: Activations, head: bool) -> int:
+    small = kind in SMALL_INTEGERS
+    if activations == "float32" or not (small or kind in LARGE_INTEGERS) or n_in % GROUP:
         return FLOAT
-    # int8 would be the largest error of an 8-bit weight, and of the logits.
-    return INT16 if activations == "int16" or head or kind == "Q8_0" else INT8
+    # int8 would be the largest error of weights of more bits, and of the logits.
+    return INT8 if activations == "int8" and small and not head else INT16
 
 
 class Buffer:
