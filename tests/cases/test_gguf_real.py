@@ -16,7 +16,8 @@ from octavo import LLM, SamplingParams
 from tests import realmodels
 from tests.cases.real import start_fails
 from tests.devices import make_device
-from tests.models.tiny import COMMON, LLAMA3_ROPE, Loaded, make
+from tests.models.families.llama import LLAMA3_ROPE
+from tests.models.tiny import COMMON, Loaded, make
 
 EOS_KEY = b"tokenizer.ggml.eos_token_id\x04\x00\x00\x00"
 ADD_BOS_KEY = b"tokenizer.ggml.add_bos_token\x07\x00\x00\x00"
