@@ -70,7 +70,7 @@ def _main(arguments: Sequence[str]) -> int:
         arguments = arguments[1:]
         word = f"{word} {arguments[0]}"
     if word not in COMMANDS:
-        near = difflib.get_close_matches(word, COMMANDS, n=1)
+        near = [] if word.startswith("-") else difflib.get_close_matches(word, COMMANDS, n=1)
         hint = f"Did you mean octavo {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}; see octavo --help."
         return _fail(2, f"there is no command {word}. {hint}")
     namespace = parse(COMMANDS[word], arguments[1:], show)
@@ -180,6 +180,14 @@ def _run_batch(namespace: argparse.Namespace) -> int:
         return run_batch(config, _parts(), Batch(namespace.input_file, namespace.output_file, folder))
     except BatchError as error:
         return _fail(1, str(error))
+
+
+def _models(namespace: argparse.Namespace) -> int:
+    from octavo.catalogue import as_json, as_text, entries
+
+    found = entries(namespace.word or "")
+    print(as_json(found) if namespace.json else as_text(found))
+    return 0 if found else 1
 
 
 def _collect_env(namespace: argparse.Namespace) -> int:
@@ -408,6 +416,17 @@ COMMANDS = {
             _FILES,
             tuple(name for name in _OF_A_BATCH if name not in _OF_CALLERS),
             _run_batch,
+        ),
+        Command(
+            "models",
+            "list the architectures that can be served",
+            "[WORD] [--json]",
+            "Lists the architectures that can be served, what each is made of, and the kinds of checkpoint it is "
+            "tested with. With a word, those whose name, description or features hold it.",
+            (Positional("word", "WORD", "Part of a name, or of a feature such as experts or ALiBi.", False),),
+            (Flag(("--json",), "answers", "As JSON.", bool),),
+            (),
+            _models,
         ),
         Command(
             "collect-env",

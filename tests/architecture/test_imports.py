@@ -38,7 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "devices": {"contract", "ops", "quant", "_native"},
     "runtime": SHARED | {"models", "layers", "quant", "contract", "devices", "config"},
     "resolve": SHARED | {"config", "models", "contract", "quant"},
-    "api": SHARED | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench", "environment"},
+    "api": SHARED
+    | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench", "environment", "catalogue"},
+    "catalogue": {"quant"},
     "environment": {"config", "devices", "resolve"},
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
