@@ -4,7 +4,8 @@
 
 A step runs several products over one input; matrices of different weights follow one another, so with few rows they
 come from memory and not from a cache. The shortest of many runs counts, as other work on the machine only ever adds
-time. An operation is a multiplication or an addition: rows * n_in * n_out * 2.
+time, and the kinds take turns, as that work comes and goes. An operation is a multiplication or an addition:
+rows * n_in * n_out * 2.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from octavo.devices.cpu.recorder import Activations
 from octavo.ops.contract import BatchArrays, BatchLimits, KVSpec, Sampling, Stored
 from octavo.quant import row_bytes
 
-KINDS = "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0,Q4_K,Q5_K,Q6_K"
+KINDS = "Q4_0,Q4_1,INT4_32,INT4_128,Q5_0,Q5_1,Q8_0,INT8_128,Q2_K,Q3_K,Q4_K,Q5_K,Q6_K"
+
+TURNS = 10
+"""Of each figure."""
 
 
 def random_matrix(kind: str, n_out: int, n_in: int, rng: np.random.Generator) -> Stored:
@@ -119,19 +123,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
     options = parser.parse_args()
     activations: Activations = options.activations
-    print(f"{'kind':5} threads " + " ".join(f"{f'{rows} rows':>15}" for rows in options.rows) + "  (GOP/s, GB/s)")
-    for kind in options.kinds.split(","):
-        one = options.n_out * row_bytes(kind, options.n_in)
-        count = max(1, round(options.megabytes * 1e6 / one))
-        for threads in options.threads:
-            device = CpuDevice(threads, activations)
-            model = products(device, kind, options.n_in, options.n_out, count, max(options.rows))
+    kinds = options.kinds.split(",")
+    matrix = {kind: options.n_out * row_bytes(kind, options.n_in) for kind in kinds}
+    count = {kind: max(1, round(options.megabytes * 1e6 / one)) for kind, one in matrix.items()}
+    print(f"{'kind':10} threads " + " ".join(f"{f'{rows} rows':>15}" for rows in options.rows) + "  (GOP/s, GB/s)")
+    for threads in options.threads:
+        device = CpuDevice(threads, activations)
+        models = {
+            kind: products(device, kind, options.n_in, options.n_out, count[kind], max(options.rows)) for kind in kinds
+        }
+        taken = {(kind, rows): float("inf") for kind in kinds for rows in options.rows}
+        for _ in range(TURNS):
+            for kind, rows in taken:
+                taken[kind, rows] = min(taken[kind, rows], shortest(models[kind], rows, options.seconds / TURNS))
+        for kind in kinds:
             figures = []
             for rows in options.rows:
-                taken = shortest(model, rows, options.seconds)
-                operations = 2 * rows * options.n_in * options.n_out * count
-                figures.append(f"{operations / taken / 1e9:8.1f} {one * count / taken / 1e9:6.2f}")
-            print(f"{kind:5} {threads:7} " + " ".join(figures), flush=True)
+                seconds = taken[kind, rows]
+                operations = 2 * rows * options.n_in * options.n_out * count[kind]
+                figures.append(f"{operations / seconds / 1e9:8.1f} {matrix[kind] * count[kind] / seconds / 1e9:6.2f}")
+            print(f"{kind:10} {threads:7} " + " ".join(figures), flush=True)
 
 
 if __name__ == "__main__":

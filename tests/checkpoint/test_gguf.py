@@ -146,6 +146,16 @@ def test_every_kind_of_tensor(tmp_path: Path) -> None:
             assert stored.data.tobytes() == arrays[f"extra.{kind}.weight"].tobytes()
 
 
+def test_bytes_of_what_is_rewritten(tmp_path: Path) -> None:
+    """TQ2_0 (66 bytes per 256 elements) is rewritten as INT4_128 (72 bytes per 128)."""
+    plain = _write(tmp_path / "plain.gguf", _arrays())
+    data = np.zeros((6, row_bytes("TQ2_0", 512)), np.uint8)
+    more = _write(tmp_path / "more.gguf", {**_arrays(), "extra.weight": data}, kinds={"extra.weight": "TQ2_0"})
+    with open_checkpoint(plain) as first, open_checkpoint(more) as second:
+        assert first.multiplied_bytes == first.total_bytes == second.total_bytes - 6 * 2 * 66
+        assert second.multiplied_bytes == first.total_bytes + 6 * 4 * 72
+
+
 def _paired(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Rows in the order of llama's GGUF files: row 2i of a head is its row i, row 2i + 1 its row i + d/2."""
     out, d = np.empty_like(matrix), len(matrix) // heads

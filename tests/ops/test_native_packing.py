@@ -81,6 +81,18 @@ def test_odd_shapes_are_padded(kind: str, shape: tuple[int, int]) -> None:
     assert _bits_equal(device.dense(device.weight([stored])), dense(stored))
 
 
+@pytest.mark.parametrize("kind", ["E2M1_16", "IQ2_CODES"])
+def test_half_a_cell_at_the_end_of_a_row(kind: str) -> None:
+    """Rows of 48 are no whole groups of activations: they are multiplied in float32, whatever was asked for."""
+    device = CpuDevice(1, "int8")
+    stored = random_stored(kind, 11, 48, np.random.default_rng(6))
+    weight = device.weight([stored])
+    assert _bits_equal(device.dense(weight), dense(stored))
+    x = np.random.default_rng(7).standard_normal((5, 48)).astype(np.float32)
+    out = rowwise(device, lambda ops, batch, v: ops.linear(v, weight), 11, x)
+    assert np.allclose(out, x.astype(np.float64) @ dense(stored).astype(np.float64).T, rtol=1e-4, atol=1e-4)
+
+
 def test_parts_and_strided_rows() -> None:
     device, rng = CpuDevice(2), np.random.default_rng(2)
     parts = [random_stored(kind, n, 256, rng) for kind, n in (("Q4_K", 12), ("Q6_K", 3), ("F16", 8), ("Q5_0", 21))]
