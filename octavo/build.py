@@ -216,6 +216,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         notes = (
             f"{name}, {model_config.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
             f"{'/'.join(sorted(kinds))} weights",
+            *checkpoint.notes,
             *([f"matrices quantized while loading: {rule.about}"] if rule else []),
             *device.notes,
             *(["OMP_NUM_THREADS sets the number of threads"] if threads is not None and config.threads is None else []),

@@ -36,6 +36,7 @@ class Checkpoint:
         generation_config: dict[str, Any],
         tensors: Mapping[str, Tensor],
         metadata: dict[str, Any] | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.path = path
         self.style: str = style
@@ -45,6 +46,8 @@ class Checkpoint:
         """The content of generation_config.json; {} when there is none."""
         self.metadata = metadata
         """GGUF only: the file's own keys and values; arrays of numbers are numpy arrays."""
+        self.notes = notes
+        """What start-up should say about the files."""
         self._tensors = dict(tensors)
 
     def names(self) -> set[str]:

@@ -11,7 +11,7 @@ from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.multimodal import text_model
 from octavo.checkpoint.pickled import read_bin
-from octavo.checkpoint.quantized import quantized
+from octavo.checkpoint.quantized import quantized, without_cache_scales
 from octavo.checkpoint.safetensors import read_safetensors
 from octavo.checkpoint.tensor import Tensor
 
@@ -24,8 +24,9 @@ def open_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json", "Is this the folder of a Hugging Face model?")
     generation = folder / "generation_config.json"
     generation_config = read_json(generation, "") if generation.exists() else {}
-    config, tensors = text_model(config, quantized(config, _weights(folder)))
-    return Checkpoint(folder, "hf", config, generation_config, tensors)
+    weights, note = without_cache_scales(config, _weights(folder))
+    config, tensors = text_model(config, quantized(config, weights))
+    return Checkpoint(folder, "hf", config, generation_config, tensors, notes=(note,) if note else ())
 
 
 def read_json(path: Path, hint: str) -> dict[str, Any]:

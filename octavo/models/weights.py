@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -72,6 +73,12 @@ def load(
         leaf.fill(device, ((found.need, _read(found, checkpoint, rounds)) for found in plan[path]), checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
+
+
+def quantizable(model: Decoder) -> int:
+    """Elements of the matrices that `load` gives to `quantize`."""
+    leaves = [leaf for path, leaf in model.leaves() if _may_round(path, leaf)]
+    return sum(math.prod(need.whole) for leaf in leaves for need in leaf.needs() if need.matrix)
 
 
 class Found(NamedTuple):

@@ -3,14 +3,14 @@ checkpoint that is not quantized)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import F32, Stored
-from octavo.quant import KINDS, dense, row_bytes
+from octavo.quant import KINDS, dense, fp8, row_bytes
 
 U8 = npt.NDArray[np.uint8]
 
@@ -33,8 +33,17 @@ class Rule(NamedTuple):
     """Rows that share scales: `rows` gets a multiple of them, and what is left at the end."""
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {
+    "fp8": Rule("F8_E4M3_32", fp8.per_channel, "floats of 8 bits (E4M3) with a scale for each row"),
+    "fp8_per_block": Rule("F8_E4M3_32", fp8.per_block, "floats of 8 bits (E4M3) with a scale for each 128 x 128", 128),
+}
 """What --quantization may say of a checkpoint that is not quantized."""
+
+
+def saved(rule: Rule, kinds: Collection[str]) -> float:
+    """Bytes that an element of a matrix takes less after it: at least, of matrices of these kinds."""
+    before, after = (min(size / block for block, size in map(KINDS.__getitem__, ks)) for ks in (kinds, (rule.kind,)))
+    return max(0.0, before - after)
 
 
 def quantize(rule: Rule, stored: Stored) -> Stored:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from octavo.config import ConfigError
+from octavo.models.weights import quantizable
 from octavo.ops.contract import F32, Stored
 from octavo.ops.reference import ReferenceDevice
 from octavo.parallel.rank import Rank
 from octavo.quant import onload
-from octavo.quant.onload import Rule, quantize
+from octavo.quant.onload import RULES, Rule, quantize, saved
 from octavo.resolve import check_quantization
 from tests.models.tiny import Loaded, make
 
@@ -54,13 +55,21 @@ def test_products_are_quantized_but_not_what_chooses(variant: str, tmp_path: Pat
         seen.append((matrix.n_out, matrix.n_in))
         return matrix
 
-    Loaded(path, ReferenceDevice(), quantize=note)
-    whole, seen[:] = sorted(seen), []
+    loaded = Loaded(path, ReferenceDevice(), quantize=note)
+    whole = sorted(seen)
     kept = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight")
-    matrices = [(n, p) for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(kept)]
-    assert sum(a * b for a, b in whole) == sum(p.numel() for _, p in matrices)
-    Loaded(path, ReferenceDevice(), quantize=note, rank=Rank(1, 2))
-    assert sorted(seen) == whole
+    elements = sum(p.numel() for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(kept))
+    assert sum(a * b for a, b in whole) == quantizable(loaded.model) == elements
+    seen.clear()
+    loaded = Loaded(path, ReferenceDevice(), quantize=note, rank=Rank(1, 2))
+    assert sorted(seen) == whole and quantizable(loaded.model) == elements
+
+
+def test_what_is_saved_is_of_the_smallest_kind() -> None:
+    rule = RULES["fp8"]
+    assert saved(rule, {"BF16", "F32"}) == 2 - 36 / 32
+    assert saved(rule, {"F32"}) == 4 - 36 / 32
+    assert saved(rule, {"F8_E5M2_32"}) == 0
 
 
 def test_the_flag_means_it_for_plain_floats_only() -> None:
