@@ -13,15 +13,18 @@ import numpy as np
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import compressed_tensors, fp8, modelopt, mxfp4
+from octavo.quant import bitsandbytes, compressed_tensors, fp8, hqq, modelopt, mxfp4, torchao
 from octavo.quant.method import Head, Layout, Method, QuantError, Values
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+    "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
     "fbgemm_fp8": fp8.read,
     "fp8": fp8.read,
+    "hqq": hqq.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
+    "torchao": torchao.read,
 }
 """quant_method of config.json -> what reads the rest of quantization_config."""
 
@@ -65,7 +68,7 @@ def quantized(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str
         parts = {e: out.pop(module + e) for e in method.endings if module + e in out}
         where = next(iter(parts.values())).file
         try:
-            layout = method.layout(module, {e: Head(t.kind, t.shape, partial(_values, t)) for e, t in parts.items()})
+            layout = method.layout(module, {e: _head(t) for e, t in parts.items()})
         except QuantError as error:
             raise CheckpointError(f"{where}: {module!r} cannot be read as {method.name}: {error}") from None
         out[module + layout.ending] = Tensor(
@@ -109,6 +112,10 @@ def find(said: Any) -> Method:
 def _modules(method: Method, tensors: Mapping[str, Tensor]) -> list[str]:
     found = {name[: -len(mark)] for mark in method.marks for name in tensors if name.endswith(mark)}
     return sorted(found)
+
+
+def _head(tensor: Tensor) -> Head:
+    return Head(tensor.kind, tensor.shape, partial(_values, tensor), tensor.metadata)
 
 
 def _join(layout: Layout, parts: Mapping[str, Tensor], index: int | None) -> Stored:

@@ -51,12 +51,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     if len(file) < 8 + size:
         raise CheckpointError(f"{path} is shorter than its header: {len(file):,} bytes. {AGAIN}")
     header = _header(path, file[8 : 8 + size].tobytes())
+    said = header.pop("__metadata__", {})
+    metadata = {key: value for key, value in said.items() if isinstance(value, str)} if isinstance(said, dict) else {}
     data = file[8 + size :]
     spans, tensors = [], {}
     for name, entry in header.items():
         kind, shape, start, end = _entry(path, name, entry)
         spans.append((name, start, end))
-        tensors[name] = Tensor(kind, shape, data[start:end], path)
+        tensors[name] = Tensor(kind, shape, data[start:end], path, metadata=metadata)
     check_spans(path, spans, len(data))
     used = max((end for _, _, end in spans), default=0)
     if used != len(data):
@@ -81,7 +83,6 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a safetensors file: its header is not JSON ({e}). {AGAIN}") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} is not a safetensors file: its header is not a JSON object. {AGAIN}")
-    header.pop("__metadata__", None)
     return header
 
 

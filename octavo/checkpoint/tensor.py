@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ class Tensor(NamedTuple):
     `index` of a stack) whenever it is read. `data` is then empty."""
     joined_bytes: int = 0
     """Size of those tensors."""
+    metadata: Mapping[str, str] = {}
+    """What a safetensors file says beside its tensors: the same for all of them."""
 
     @property
     def bytes(self) -> int:

@@ -25,6 +25,8 @@ class Head(NamedTuple):
     shape: tuple[int, ...]
     values: Callable[[], Values]
     """What it holds, as `build` gets it: for the small tensors that say how the others are to be read."""
+    metadata: Mapping[str, str] = {}
+    """What the header says beside the tensors."""
 
 
 class Layout(NamedTuple):

@@ -1,0 +1,42 @@
+"""Matrices that bitsandbytes, HQQ and torchao wrote have the values that these packages read (see make_samples)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from octavo.checkpoint import open_checkpoint
+from octavo.quant import dense
+
+SAMPLES = Path(__file__).parent / "samples"
+
+KINDS = {
+    "bitsandbytes": {"NF4_32", "FP4_32", "INT8_32", "INT8_128", "F32"},
+    "hqq": {"INT4_32", "INT8_32", "F32"},
+    "torchao": {"INT4_32", "INT8_32", "F8_E4M3_32", "F32"},
+}
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_every_matrix_has_the_values_that_its_maker_reads(method: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+    shutil.copy(SAMPLES / f"{method}.safetensors", tmp_path / "model.safetensors")
+    values = load_file(SAMPLES / f"{method}-values.safetensors")
+    seen = set()
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.names() == values.keys()
+        for name, want in values.items():
+            stored = checkpoint.stored(name)
+            seen.add(stored.kind)
+            got = dense(stored)
+            assert got.shape == want.shape == checkpoint.shape(name) and stored.kind == checkpoint.kind(name)
+            if name.startswith("int8.") and method == "bitsandbytes":  # q * SCB * (1 / 127): rounded in another order
+                np.testing.assert_allclose(got, want, rtol=5 * 2**-24, atol=0)
+            else:
+                np.testing.assert_array_equal(got, want, err_msg=name)
+    assert seen == KINDS[method]
