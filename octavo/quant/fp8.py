@@ -29,23 +29,17 @@ FORMATS = {"F8_E4M3": F8_E4M3_32, "F8_E5M2": F8_E5M2_32}
 SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 
-def layout_of(
-    heads: Mapping[str, Head], weight: str, scale: str, cell: tuple[int, int] | None, ending: str = ".weight"
-) -> Layout:
-    """The matrix (or stack) of 8-bit floats in `heads[weight]` whose scales are `heads[scale]`, in blocks of `cell`
+def layout_of(heads: Mapping[str, Head], weight: str, scale: str, cell: tuple[int, int] | None) -> Layout:
+    """The matrix of 8-bit floats in `heads[weight]` whose scales are `heads[scale]`, in blocks of `cell`
     where they are in blocks. Raises QuantError."""
     codes, scales = heads[weight], heads[scale]
-    if codes.kind not in FORMATS or len(codes.shape) < 2:
+    if codes.kind not in FORMATS or len(codes.shape) != 2:
         raise QuantError(f"{weight} is {codes.kind} {list(codes.shape)}; a matrix of {' or '.join(FORMATS)} is needed")
     if scales.kind not in SCALES:
         raise QuantError(f"{scale} has the type {scales.kind}; {', '.join(SCALES)} can be read")
-    *stack, n_out, n_in = codes.shape
-    if stack and scales.shape[:-2] != tuple(stack):
-        raise QuantError(f"{scale} {list(scales.shape)} does not have scales for each matrix of {list(codes.shape)}")
-    form = FORMATS[codes.kind]
-    shares = grid(n_out, n_in, scales.shape[len(stack) :], cell)
+    form, shares = FORMATS[codes.kind], grid(*codes.shape, scales.shape, cell)
     kind = form.name if shares.fits(form.block) else "F32"
-    return Layout(kind, codes.shape, partial(_build, form, shares, scales.kind, weight, scale), ending)
+    return Layout(kind, codes.shape, partial(_build, form, shares, scales.kind, weight, scale))
 
 
 def _build(form: Float8, shares: Grid, power_of: str, weight: str, scale: str, parts: Mapping[str, Values]) -> Stored:
@@ -61,7 +55,7 @@ def _build(form: Float8, shares: Grid, power_of: str, weight: str, scale: str, p
 
 @dataclasses.dataclass(frozen=True)
 class Fp8:
-    """quant_method "fp8" and "fbgemm_fp8". Stacks of experts have no ".weight" in their names."""
+    """quant_method "fp8" and "fbgemm_fp8"."""
 
     name: str
     cell: tuple[int, int] | None
@@ -73,19 +67,14 @@ class Fp8:
         ".input_scale",
         ".output_scale",
         ".activation_scale",
-        "_proj",
-        "_proj_scale_inv",
-        "_proj_scale",
-        "_proj_activation_scale",
     )
-    marks: tuple[str, ...] = (".weight_scale_inv", ".weight_scale", "_proj_scale_inv", "_proj_scale")
+    marks: tuple[str, ...] = (".weight_scale_inv", ".weight_scale")
 
     def layout(self, module: str, heads: Mapping[str, Head]) -> Layout:
         scale = next(mark for mark in self.marks if mark in heads)
-        weight = scale.removesuffix("_inv").removesuffix("_scale")
-        if weight not in heads:
-            raise QuantError(f"it has {scale}, but no {weight}")
-        return layout_of(heads, weight, scale, self.cell, weight)
+        if ".weight" not in heads:
+            raise QuantError(f"it has {scale}, but no .weight")
+        return layout_of(heads, ".weight", scale, self.cell)
 
 
 def read(config: Mapping[str, Any]) -> Fp8:

@@ -19,20 +19,21 @@ from octavo.quant.method import Head, Layout, QuantError, Values
 
 
 def layout_of(heads: Mapping[str, Head], weight: str, scale: str, whole: str, divided: bool) -> Layout:
-    """The matrix (or stack) whose codes are `heads[weight]`, whose scales `heads[scale]`, and whose one scale, by which
+    """The matrix whose codes are `heads[weight]`, whose scales `heads[scale]`, and whose one scale, by which
     they are divided or else multiplied, is `heads[whole]`. Raises QuantError."""
     codes, scales, one = heads[weight], heads[scale], heads.get(whole)
     if one is None:
         raise QuantError(f"it has no {whole}")
-    *stack, n_out, half = codes.shape
-    if (codes.kind, scales.kind, scales.shape) != ("U8", "F8_E4M3", (*stack, n_out, half // 8)) or half % 8:
+    *rows, half = codes.shape
+    good = (codes.kind, scales.kind, scales.shape) == ("U8", "F8_E4M3", (*rows, half // 8))
+    if not good or half % 8 or len(rows) != 1:
         raise QuantError(
             f"{weight} is {codes.kind} {list(codes.shape)} and {scale} {scales.kind} {list(scales.shape)}; uint8 "
             "[n_out, 8 n] and E4M3 [n_out, n] are needed"
         )
-    if one.kind != "F32" or one.shape not in ([(), (1,)] if not stack else [(*stack,), (*stack, 1)]):
-        raise QuantError(f"{whole} is {one.kind} {list(one.shape)}; one float32 for each matrix is needed")
-    return Layout("E2M1_16", (*stack, n_out, 2 * half), partial(_build, weight, scale, whole, divided))
+    if one.kind != "F32" or one.shape not in ((), (1,)):
+        raise QuantError(f"{whole} is {one.kind} {list(one.shape)}; one float32 is needed")
+    return Layout("E2M1_16", (*rows, 2 * half), partial(_build, weight, scale, whole, divided))
 
 
 def _build(weight: str, scale: str, whole: str, divided: bool, parts: Mapping[str, Values]) -> Stored:

@@ -1,4 +1,9 @@
-"""Checkpoints of compressed-tensors, each module made and read back by that library."""
+"""Checkpoints of compressed-tensors, each module made and read back by that library.
+
+Whole checkpoints that llm-compressor 0.14.0 wrote were read once: W4A16, W8A16, W8A8, GPTQ with actorder "weight", FP8,
+FP8_DYNAMIC (of a mixture of experts too), FP8_BLOCK, NVFP4, NVFP4A16 and MXFP4A16. Their values were those that
+transformers 5.24 makes of them, which it rounds to bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from octavo.quant.compressed_tensors import unpack
 from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
-from tests.models.tiny import Loaded
+from tests.models.tiny import Loaded, make
 from tests.quant.twins import Parts, plain, twins
 
 Weights = dict[str, Any]
@@ -354,6 +359,48 @@ def test_start_up_says_what_it_is(pair: tuple[str, Path, Path]) -> None:
     text = "\n".join(built.info.notes)
     assert SCHEMES[MODELS[pair[0]][2]][2][:4] in text and f"activations {FORMS[pair[0]]} because" in text
     built.engine.close()
+
+
+@pytest.mark.parametrize(("variant", "in_turns"), [("llama4", False), ("gpt-oss", True)])
+def test_experts_of_stacks_are_published_one_by_one(variant: str, in_turns: bool, tmp_path: Path) -> None:
+    """As llm-compressor does: [n_in, n_out] of each is turned, rows of gate and up are taken apart."""
+    original, _ = make(variant, tmp_path)
+    published: Parts = {}
+    values = load_file(original / "model.safetensors")
+
+    def publish(name: str, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        parts, read = made(matrix, "fp8-channel")
+        published.update({name + ending: part for ending, part in parts.items()})
+        if bias is not None:
+            published[f"{name}.bias"] = bias.contiguous()
+        return read.float()
+
+    for name, stack in list(values.items()):
+        biases = values.get(f"{name}_bias")
+        if name.endswith("experts.gate_up_proj"):
+            n = stack.shape[2] // 2
+            gate, up = (slice(0, None, 2), slice(1, None, 2)) if in_turns else (slice(0, n), slice(n, None))
+            for e, turned in enumerate(stack.transpose(1, 2)):
+                for word, rows in (("gate", gate), ("up", up)):
+                    stem = name.replace("gate_up_proj", f"{e}.{word}_proj")
+                    bias = biases[e, rows] if biases is not None else None
+                    stack[e, :, rows] = publish(stem, turned[rows], bias).T
+        elif name.endswith("experts.down_proj"):
+            for e, turned in enumerate(stack.transpose(1, 2)):
+                bias = biases[e] if biases is not None else None
+                stack[e] = publish(name.replace("down_proj", f"{e}.down_proj"), turned, bias).T
+        elif not name.endswith("_proj_bias"):
+            published[name] = stack
+    assert len(published) > len(values)
+    (tmp_path / "published").mkdir()
+    save_file({name: t.contiguous() for name, t in published.items()}, tmp_path / "published" / "model.safetensors")
+    save_file(values, original / "model.safetensors")
+    settings = json.loads((original / "config.json").read_text())
+    said = config({"Linear": SCHEMES["fp8-channel"][1]}, "float-quantized")
+    (tmp_path / "published" / "config.json").write_text(json.dumps(settings | {"quantization_config": said}))
+    ids = prompt(5, 50)
+    got, want = (Loaded(path, ReferenceDevice()).logits(ids) for path in (tmp_path / "published", original))
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("name", ["w4-group32", "w4-group32-asym", "w8a8-channel", "fp8-channel", "nvfp4", "mxfp4"])
