@@ -106,10 +106,11 @@ class CompressedTensors:
         raise QuantError(f"weight has the type {weight.kind}; I8 or {' or '.join(fp8.FORMATS)} is needed")
 
     def _scheme(self, module: str) -> Scheme:
-        """Of the group whose targets name the module, or else match it as "re:" patterns, or else name a class."""
+        """Of the group whose targets name the module, or else match it as "re:" patterns, or else name its class: an
+        embedding is known by its name, everything else is taken for Linear, or for any class where none says Linear."""
         found = [
             scheme
-            for matches in (_names, _matches, _may_be_class)
+            for matches in (_names, _matches, _is_embedding, _is_linear, _is_class)
             for targets, scheme in self.groups
             if any(matches(target, module) for target in targets)
         ]
@@ -126,8 +127,16 @@ def _matches(target: str, module: str) -> bool:
     return target.startswith("re:") and re.match(target[3:], module) is not None
 
 
-def _may_be_class(target: str, module: str) -> bool:
-    return not target.startswith("re:") and "." not in target
+def _is_embedding(target: str, module: str) -> bool:
+    return target == "Embedding" and "embed" in module.rpartition(".")[2]
+
+
+def _is_linear(target: str, module: str) -> bool:
+    return target == "Linear"
+
+
+def _is_class(target: str, module: str) -> bool:
+    return target[:1].isupper()
 
 
 def read(config: Mapping[str, Any]) -> CompressedTensors:

@@ -236,6 +236,7 @@ def test_g_idx_in_order_moves_nothing(fill: int | None, tmp_path: Path) -> None:
 
 def test_groups_are_found_by_name_then_pattern_then_class(tmp_path: Path) -> None:
     names = {
+        "a.embed_tokens": "w8-channel-asym",
         "a.q_proj": "w4-group32",
         "a.gate_proj": "w8-group32",
         "a.down_proj": "fp8-channel",
@@ -246,6 +247,8 @@ def test_groups_are_found_by_name_then_pattern_then_class(tmp_path: Path) -> Non
         parts, want[module] = made(random(64, 128), name)
         tensors |= {module + ending: part for ending, part in parts.items()}
     targets = {
+        "lm_head": SCHEMES["fp8-tensor"][1],
+        "Embedding": SCHEMES["w8-channel-asym"][1],
         "Linear": SCHEMES["w8-group32"][1],
         "re:.*(q|up)_proj": SCHEMES["w4-group32"][1],
         "a.down_proj": SCHEMES["fp8-channel"][1],
