@@ -27,9 +27,9 @@ from octavo.layers.rope import RopeError
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import find
-from octavo.models.weights import LoadError, load
+from octavo.models.weights import LoadError, load, quantizable
 from octavo.ops.contract import Device
-from octavo.quant.onload import RULES, quantize
+from octavo.quant.onload import RULES, quantize, saved
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
 from octavo.runtime.runner import Runner
@@ -202,6 +202,9 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         free, source = available_memory()
         layout = architecture.make(model_config, model_config.max_position_embeddings)
         free -= checkpoint.multiplied_bytes
+        if rule:
+            products, tables = quantizable(layout)
+            free += int(saved(rule, kinds) * products + (saved(rule.tables, kinds) * tables if rule.tables else 0))
         resolved = resolve(config, model_config, layout.groups, layout.kv, max(free, 0), source)
         model = architecture.make(model_config, resolved.max_model_len)
         load(
@@ -212,6 +215,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             architecture.ignore(model_config),
             partial(on_progress, "loading weights") if on_progress else None,
             partial(quantize, rule) if rule else None,
+            partial(quantize, rule.tables) if rule and rule.tables else None,
         )
         notes = (
             f"{name}, {model_config.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
@@ -223,7 +227,8 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             why,
             *resolved.notes,
         )
-        info = _info(config, path, name, model_config, resolved, checkpoint.total_bytes, device.name)
+        quantization = config.quantization or method
+        info = _info(config, path, name, model_config, resolved, checkpoint.total_bytes, quantization, device.name)
     engine = _engine(config, model, device, resolved)
     info.notes = [*notes, f"ready in {time.perf_counter() - began:.1f} s"]
     return Built(engine, info)
@@ -255,6 +260,7 @@ def _info(
     model: ModelConfig,
     resolved: Resolved,
     weight_bytes: int,
+    quantization: str | None,
     device: str,
 ) -> ModelInfo:
     spec = resolved.kv
@@ -269,7 +275,7 @@ def _info(
         kv_bytes=resolved.kv_bytes,
         kv_dtype=spec.dtype,
         weight_bytes=weight_bytes,
-        quantization=config.quantization,
+        quantization=quantization,
         device=device,
         created=int(time.time()),
     )

@@ -135,7 +135,12 @@ class EngineConfig:
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     quantization: str | None = _option(
-        None, "model", "Format of the weights. Default: what the checkpoint says.", flags=("-q",)
+        None,
+        "model",
+        "bitsandbytes, fp8, fp8_per_block, int4, int8: what to do to the floats of a checkpoint while it is loaded. "
+        "Default: its weights stay as they are. Of a quantized checkpoint, what it is: awq, bitsandbytes, "
+        "compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, hqq, modelopt, mxfp4, torchao.",
+        flags=("-q",),
     )
     max_model_len: int | None = _option(
         None,

@@ -23,6 +23,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_dtype: str = ""
     weight_bytes: int = 0
     quantization: str | None = None
+    """The method of the checkpoint, or what was done while it was loaded; None for GGUF files and plain floats."""
     device: str = ""
     notes: list[str] = []
     """The sentences start-up prints."""

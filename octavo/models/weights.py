@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from octavo.layers.linear import Leaf, Linear, Need, Value
+from octavo.layers.linear import Embedding, Leaf, Linear, Need, Positions, Value
 from octavo.layers.moe import Experts
 from octavo.layers.views import take_columns, take_rows
 from octavo.models.decoder import Decoder
@@ -52,12 +52,14 @@ def load(
     ignore: tuple[str, ...] = (),
     on_progress: Callable[[int, int], Any] | None = None,
     quantize: Callable[[Stored], Stored] | None = None,
+    quantize_tables: Callable[[Stored], Stored] | None = None,
 ) -> None:
     """Fill `model` from `checkpoint`.
 
     `ignore`: glob patterns of checkpoint tensors that may stay unused. `on_progress(done, total)` is called after each
     leaf. `quantize` is applied to every whole matrix that is multiplied with (of linear layers and experts, but not of
-    EXACT and not of embeddings), before a rank takes its part, so that every split has the same values.
+    EXACT and not of embeddings), before a rank takes its part, so that every split has the same values;
+    `quantize_tables` to the tables of embeddings and the head.
 
     Raises LoadError before anything is packed when a tensor is missing, left over or of the wrong shape.
     """
@@ -69,16 +71,18 @@ def load(
         allowed += [f"{source.name}.weight" for source in sources["lm_head"]]
     _check([found for row in plan.values() for found in row], checkpoint, allowed, model.config.experts)
     for done, (path, leaf) in enumerate(leaves.items()):
-        rounds = quantize if _may_round(path, leaf) else None
+        rounds = quantize if _may_round(path, leaf) else quantize_tables if _is_table(path, leaf) else None
         leaf.fill(device, ((found.need, _read(found, checkpoint, rounds)) for found in plan[path]), checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
 
 
-def quantizable(model: Decoder) -> int:
-    """Elements of the matrices that `load` gives to `quantize`."""
-    leaves = [leaf for path, leaf in model.leaves() if _may_round(path, leaf)]
-    return sum(math.prod(need.whole) for leaf in leaves for need in leaf.needs() if need.matrix)
+def quantizable(model: Decoder) -> tuple[int, int]:
+    """Elements of the matrices that `load` gives to `quantize`, and to `quantize_tables`."""
+    chosen: list[Callable[[str, Leaf], bool]] = [_may_round, _is_table]
+    leaves = [[leaf for path, leaf in model.leaves() if of(path, leaf)] for of in chosen]
+    products, tables = (sum(math.prod(n.whole) for leaf in ls for n in leaf.needs() if n.matrix) for ls in leaves)
+    return products, tables
 
 
 class Found(NamedTuple):
@@ -184,6 +188,10 @@ def _shape(found: Found, experts: int) -> tuple[int, ...]:
 
 def _may_round(path: str, leaf: Leaf) -> bool:
     return isinstance(leaf, Linear | Experts) and path.rpartition(".")[2] not in EXACT
+
+
+def _is_table(path: str, leaf: Leaf) -> bool:
+    return path == "lm_head" or isinstance(leaf, Embedding) and not isinstance(leaf, Positions)
 
 
 def _read(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], Stored] | None) -> Value:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import F32, Stored
-from octavo.quant import KINDS, dense, fp8, row_bytes
+from octavo.quant import KINDS, bitsandbytes, dense, fp8, integers, row_bytes
 
 U8 = npt.NDArray[np.uint8]
 
@@ -31,11 +31,23 @@ class Rule(NamedTuple):
     """For the user: "8-bit floats with a scale for each output channel"."""
     together: int = 1
     """Rows that share scales: `rows` gets a multiple of them, and what is left at the end."""
+    tables: Rule | None = None
+    """What embeddings and the head become; None: they stay as they are."""
 
+
+_TABLES = Rule("Q8_0", integers.eight_bits, "integers of 8 bits with a scale for 32")
 
 RULES: dict[str, Rule] = {
+    "bitsandbytes": Rule("NF4_32", bitsandbytes.normal_floats, "NF4 codes with a scale for 64"),
     "fp8": Rule("F8_E4M3_32", fp8.per_channel, "floats of 8 bits (E4M3) with a scale for each row"),
     "fp8_per_block": Rule("F8_E4M3_32", fp8.per_block, "floats of 8 bits (E4M3) with a scale for each 128 x 128", 128),
+    "int4": Rule(
+        "Q4_1",
+        integers.four_bits,
+        "integers of 4 bits with a scale and a minimum for 32; of 8 bits in embeddings and head",
+        tables=_TABLES,
+    ),
+    "int8": Rule("Q8_0", integers.eight_bits, f"{_TABLES.about}, embeddings and head as well", tables=_TABLES),
 }
 """What --quantization may say of a checkpoint that is not quantized."""
 

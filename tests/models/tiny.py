@@ -101,6 +101,7 @@ class Loaded:
         sequences: int = 64,
         rank: Rank | None = None,
         quantize: Callable[[Stored], Stored] | None = None,
+        quantize_tables: Callable[[Stored], Stored] | None = None,
     ):
         with open_checkpoint(path) as checkpoint:
             architecture = find(checkpoint.config)
@@ -109,7 +110,7 @@ class Loaded:
             if rank is not None:
                 self.model.split(rank)
             names, ignore = architecture.names(self.config), architecture.ignore(self.config)
-            load(self.model, checkpoint, names, device, ignore, quantize=quantize)
+            load(self.model, checkpoint, names, device, ignore, quantize=quantize, quantize_tables=quantize_tables)
         self.block_size = block_size
         group_of = [0] * sum(len(group.layers) for group in self.model.groups)
         for index, group in enumerate(self.model.groups):

@@ -17,6 +17,7 @@ from octavo.config import EngineConfig
 from octavo.ops.contract import Stored
 from octavo.quant import dense
 from octavo.quant.codebook import FP4_32, NF4_32
+from octavo.quant.onload import RULES, quantize
 from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
@@ -158,7 +159,7 @@ def test_what_does_not_fit_8_bits_is_refused(tmp_path: Path, change: dict[str, A
 
 @pytest.mark.parametrize("device", NAMES)
 @pytest.mark.parametrize(
-    ("family", "quantize", "changes"),
+    ("family", "written", "changes"),
     [
         ("Llama", nf4, {}),
         ("Qwen2", int8, {}),
@@ -168,9 +169,9 @@ def test_what_does_not_fit_8_bits_is_refused(tmp_path: Path, change: dict[str, A
     ],
 )
 def test_logits_are_those_of_the_values(
-    device: str, family: str, quantize: Any, changes: dict[str, Any], tmp_path: Path
+    device: str, family: str, written: Any, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    published, values = twins(plain(tmp_path / "original", family, **changes), tmp_path, quantize, SAID)
+    published, values = twins(plain(tmp_path / "original", family, **changes), tmp_path, written, SAID)
     got, want = (Loaded(path, make_device(device)).logits(prompt(3, 40), [17]) for path in (published, values))
     assert np.abs(want).max() > 1
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
@@ -184,18 +185,35 @@ def test_int16_activations_come_close(tmp_path: Path) -> None:
     assert 0 < np.abs(got - want).max() < 1e-3 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("quantize", [nf4, int8])
-def test_two_ranks_are_the_whole(quantize: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [nf4, int8])
+def test_two_ranks_are_the_whole(written: Any, tmp_path: Path) -> None:
     wide = plain(tmp_path / "original", hidden_size=256, intermediate_size=256)  # blocks of 128 can be divided too
-    published, values = twins(wide, tmp_path, quantize, SAID)
+    published, values = twins(wide, tmp_path, written, SAID)
     want = Loaded(values, make_device("reference")).logits(prompt(3, 40))
     for got in split_logits(published, prompt(3, 40), 2)[0]:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
+def quantized(values: torch.Tensor) -> Stored:
+    return quantize(RULES["bitsandbytes"], Stored("F32", *values.shape, values.numpy().view(np.uint8)))
+
+
+def test_on_load_values_are_those_of_a_published_checkpoint() -> None:
+    weight = torch.randn(24, 192, generator=torch.Generator().manual_seed(0))
+    weight[3, 64:128] = 0
+    got = quantized(weight)
+    _, values = nf4(weight)
+    values[3, 64:128] = 0
+    assert got.kind == "NF4_32"
+    np.testing.assert_array_equal(dense(got), values.numpy())
+    _, values = nf4(weight[:, :96].contiguous(), block=32)
+    values[3, 64:96] = 0
+    np.testing.assert_array_equal(dense(quantized(weight[:, :96].contiguous())), values.numpy())
+
+
 def test_start_up_says_what_it_is(tmp_path: Path) -> None:
     published, _ = twins(plain(tmp_path / "original"), tmp_path, nf4, SAID)
-    built = build(EngineConfig(model=str(published), quantization="bitsandbytes", max_num_seqs=2))
+    built = build(EngineConfig(model=str(published), max_num_seqs=2))
     text = "\n".join(built.info.notes)
     assert "F32/NF4_32 weights" in text and "activations float32" in text
     assert built.info.quantization == "bitsandbytes"

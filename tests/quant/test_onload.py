@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from octavo.config import ConfigError
+from octavo.checkpoint.quantized import METHODS
+from octavo.config import ConfigError, EngineConfig
 from octavo.models.weights import quantizable
 from octavo.ops.contract import F32, Stored
 from octavo.ops.reference import ReferenceDevice
@@ -47,22 +50,30 @@ def test_what_is_no_float_or_does_not_fill_blocks_stays() -> None:
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2-moe"])
 def test_products_are_quantized_but_not_what_chooses(variant: str, tmp_path: Path) -> None:
-    """Embeddings, the head and routers stay; a rank's part is of a matrix that was quantized in whole."""
+    """Routers stay, embeddings and the head are told apart; a rank gets its part of a matrix quantized in whole."""
     path, model = make(variant, tmp_path)
     seen: list[tuple[int, int]] = []
+    tables: list[tuple[int, int]] = []
 
     def note(matrix: Stored) -> Stored:
         seen.append((matrix.n_out, matrix.n_in))
         return matrix
 
-    loaded = Loaded(path, ReferenceDevice(), quantize=note)
-    whole = sorted(seen)
-    kept = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight")
-    elements = sum(p.numel() for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(kept))
-    assert sum(a * b for a, b in whole) == quantizable(loaded.model) == elements
-    seen.clear()
-    loaded = Loaded(path, ReferenceDevice(), quantize=note, rank=Rank(1, 2))
-    assert sorted(seen) == whole and quantizable(loaded.model) == elements
+    def note_table(matrix: Stored) -> Stored:
+        tables.append((matrix.n_out, matrix.n_in))
+        return matrix
+
+    loaded = Loaded(path, ReferenceDevice(), quantize=note, quantize_tables=note_table)
+    whole, of_tables = sorted(seen), list(tables)
+    ends = ("embed_tokens.weight", "lm_head.weight")
+    kept = ("mlp.gate.weight", "shared_expert_gate.weight")
+    matrices = [(n, p.numel()) for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(kept)]
+    elements = sum(count for name, count in matrices if not name.endswith(ends))
+    assert sum(a * b for a, b in whole) == quantizable(loaded.model)[0] == elements
+    assert sum(a * b for a, b in tables) == quantizable(loaded.model)[1] == sum(c for _, c in matrices) - elements > 0
+    seen.clear(), tables.clear()
+    loaded = Loaded(path, ReferenceDevice(), quantize=note, quantize_tables=note_table, rank=Rank(1, 2))
+    assert sorted(seen) == whole and tables == of_tables and quantizable(loaded.model)[0] == elements
 
 
 def test_what_is_saved_is_of_the_smallest_kind() -> None:
@@ -82,3 +93,9 @@ def test_the_flag_means_it_for_plain_floats_only() -> None:
     for says, kinds in (("gptq", {"INT4_128"}), (None, {"Q4_1", "F32"})):
         with pytest.raises(ConfigError, match="drop the flag"):
             check_quantization("int8", says, frozenset(kinds), ["fp8", "int8"])
+
+
+def test_the_help_of_the_flag_lists_every_name() -> None:
+    option = next(option for option in fields(EngineConfig) if option.name == "quantization")
+    done, of_checkpoints = (set(re.findall(r"[\w-]+", part)) for part in option.metadata["help"].split("Default:"))
+    assert RULES.keys() <= done and METHODS.keys() <= of_checkpoints
