@@ -16,6 +16,9 @@ KV_SHARE = 0.25
 
 ITEM_BYTES = {"float32": 4, "float16": 2}
 
+SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+"""Names that vLLM's --quantization has for a kernel, and the method whose files it reads."""
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -39,7 +42,7 @@ def check_quantization(
     done to plain floats. Raises ConfigError with the ways out.
     """
     found = checkpoint_says or ("gguf" if kinds & GGUF_QUANTIZED else None)
-    if asked is None or asked == found:
+    if asked is None or found in (asked, SAME_FILES.get(asked, asked)):
         return False
     if found is None:
         if asked in on_load:

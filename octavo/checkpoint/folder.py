@@ -24,6 +24,9 @@ def open_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json", "Is this the folder of a Hugging Face model?")
     generation = folder / "generation_config.json"
     generation_config = read_json(generation, "") if generation.exists() else {}
+    said = _quantization(folder, config)
+    if said is not None:
+        config = {**config, "quantization_config": said}
     weights, note = without_cache_scales(config, _weights(folder))
     config, tensors = text_model(config, quantized(config, weights))
     return Checkpoint(folder, "hf", config, generation_config, tensors, notes=(note,) if note else ())
@@ -46,6 +49,22 @@ def read_json(path: Path, hint: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(content).__name__}.")
     return content
+
+
+OLD_QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of makers from before quantization_config, and the method where they name none (AutoGPTQ, AutoAWQ)."""
+
+
+def _quantization(folder: Path, config: dict[str, Any]) -> Any:
+    """quantization_config of config.json, or of the text model in it, or what an older maker's file says."""
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, dict) else {}):
+        if holder.get("quantization_config"):
+            return holder["quantization_config"]
+    for name, method in OLD_QUANTIZATION.items():
+        if (folder / name).exists():
+            return {"quant_method": method, **read_json(folder / name, "")}
+    return None
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

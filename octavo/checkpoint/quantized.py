@@ -13,14 +13,16 @@ import numpy as np
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import bitsandbytes, compressed_tensors, fp8, hqq, modelopt, mxfp4, torchao
+from octavo.quant import awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, modelopt, mxfp4, torchao
 from octavo.quant.method import Head, Layout, Method, QuantError, Values
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+    "awq": awq.read,
     "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
     "fbgemm_fp8": fp8.read,
     "fp8": fp8.read,
+    "gptq": gptq.read,
     "hqq": hqq.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,

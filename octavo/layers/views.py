@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import F32, Stored
-from octavo.quant import FORMATS, dense
+from octavo.quant import FORMATS, affine, dense
 
 Order = npt.NDArray[np.int64]
 
@@ -191,10 +191,14 @@ def take_rows(stored: Stored, rows: Order | slice) -> Stored:
 
 
 def take_columns(stored: Stored, start: int, size: int) -> Stored:
-    """Columns [start, start + size). Raises ValueError when they do not begin and end at the format's blocks."""
+    """Columns [start, start + size). Raises ValueError when they do not begin and end at the format's blocks, of which
+    those of many elements are divided where that helps."""
     stored = in_order(stored)  # blocks may hold columns from anywhere
     kind, n_out, n_in, data, _ = stored
     block = FORMATS[kind].block
+    if start % block or size % block:
+        kind, data = affine.narrowed(kind, data)
+        block = FORMATS[kind].block
     if start % block or size % block:
         raise ValueError(f"a {kind} matrix of {n_in} columns can only be cut at multiples of {block}, not at {start}")
     width = FORMATS[kind].bytes

@@ -1,4 +1,5 @@
-"""Strict streaming load: every tensor of the model is filled once, every tensor of the checkpoint used or listed.
+"""Strict streaming load: every tensor of the model is filled once, every tensor of the checkpoint used or listed, or a
+bias of zeros.
 
 All names and shapes are checked before the first byte is read; then leaf after leaf is packed by the device (of a
 mixture expert after expert), so peak memory is the packed model plus one leaf.
@@ -164,7 +165,8 @@ def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], expert
     have = checkpoint.names()
     wanted = dict.fromkeys((found.name, _shape(found, experts)) for found in plan)
     used = {name for name, _ in wanted}
-    unused = sorted(n for n in have - used if not any(fnmatch.fnmatch(n, p) for p in allowed))
+    left = sorted(n for n in have - used if not any(fnmatch.fnmatch(n, p) for p in allowed))
+    unused = [name for name in left if not _adds_nothing(name, checkpoint)]
     problems: list[str] = []
     for name in dict.fromkeys(found.name for found in plan):
         if name not in have:
@@ -177,6 +179,11 @@ def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], expert
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise LoadError(f"the checkpoint does not fit its architecture: {shown}")
+
+
+def _adds_nothing(name: str, checkpoint: Checkpoint) -> bool:
+    """Whether a tensor is a bias of zeros: AutoGPTQ writes one for every module that it has quantized."""
+    return name.endswith(".bias") and not checkpoint.vector(name).any()
 
 
 def _shape(found: Found, experts: int) -> tuple[int, ...]:

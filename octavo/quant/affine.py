@@ -67,3 +67,15 @@ def fitting(bits: int, n_in: int, group: int) -> Affine | None:
     """The format for `bits` bits and groups of `group` elements that takes least; None when no block size fits."""
     found = [f for f in FORMATS if f.bits == bits and group % f.block == 0 and n_in % f.block == 0]
     return found[-1] if found else None
+
+
+def narrowed(kind: str, rows: U8) -> tuple[str, U8]:
+    """Rows in blocks of 32 with the same values; of other formats as they are."""
+    wide = next((f for f in FORMATS if f.name == kind and f.block > 32), None)
+    if wide is None:
+        return kind, rows
+    narrow = next(f for f in FORMATS if f.bits == wide.bits and f.block == 32)
+    blocks = rows.reshape(len(rows), -1, 1, wide.bytes)
+    integers = blocks[..., 8:].reshape(len(rows), blocks.shape[1], wide.block // 32, -1)
+    scales = np.broadcast_to(blocks[..., :8], (*integers.shape[:3], 8))
+    return narrow.name, np.concatenate([scales, integers], axis=3).reshape(len(rows), -1)

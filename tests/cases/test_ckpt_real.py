@@ -109,8 +109,8 @@ def test_ckpt_10_every_declared_end_stops(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_method": "gptq", "bits": 3}, "gptq"),
-        ({"quant_method": "foo"}, "foo"),
+        ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "'gptq': bits is 5; supported are 2, 3, 4 and 8"),
+        ({"quant_method": "foo"}, "quantized with 'foo', which cannot be read; known are .*gptq"),
     ],
 )
 def test_quant_09_unknown_quantization_does_not_start(

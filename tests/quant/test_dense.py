@@ -297,3 +297,16 @@ def test_row_bytes_and_errors() -> None:
 
 def test_every_format_knows_its_name() -> None:
     assert [f.name for f in FORMATS.values()] == list(KINDS)
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [("INT4_128", "INT4_32"), ("INT8_128", "INT8_32")])
+def test_blocks_of_128_can_be_divided(wide: str, narrow: str) -> None:
+    rng = np.random.default_rng(0)
+    form = {f.name: f for f in affine.FORMATS}[wide]
+    q = rng.integers(0, 16, (5, 256)) if form.bits == 4 else rng.integers(-128, 128, (5, 256))
+    d, m = rng.normal(size=(2, 5, 2)).astype(np.float32)
+    rows = form.rows(q, d, m)
+    kind, divided = affine.narrowed(wide, rows)
+    assert kind == narrow
+    assert np.array_equal(dense(Stored(kind, 5, 256, divided)), dense(Stored(wide, 5, 256, rows)))
+    assert affine.narrowed(kind, divided) == (kind, divided)

@@ -137,6 +137,11 @@ def test_quantization_flag_on_plain_floats_names_both_ways_out() -> None:
     check_quantization("gguf", None, frozenset({"IQ2_XS", "F16"}))
     for asked in (None, "mxfp4"):
         check_quantization(asked, "mxfp4", frozenset({"MXFP4", "BF16"}))
+    for method in ("awq", "gptq"):
+        for asked in (None, method, f"{method}_marlin"):
+            check_quantization(asked, method, frozenset({"INT4_32", "F16"}))
+    with pytest.raises(ConfigError, match="awq_marlin was asked for, but the checkpoint is gptq: drop the flag"):
+        check_quantization("awq_marlin", "gptq", frozenset({"INT4_32", "F16"}))
     with pytest.raises(ConfigError, match="the checkpoint is mxfp4: drop the flag"):
         check_quantization("awq", "mxfp4", frozenset({"MXFP4", "BF16"}))
     with pytest.raises(ConfigError, match="the checkpoint is gguf: drop the flag"):
