@@ -41,7 +41,7 @@ def nf4(weight: torch.Tensor, block: int = 64) -> tuple[Parts, torch.Tensor]:
     wide = maxima.repeat_interleave(block)[: len(flat)]
     codes = (flat[:, None] / wide[:, None] - TABLE).abs().argmin(1).to(torch.uint8)
     parts = {
-        ".weight": (codes[::2] << 4 | codes[1::2])[:, None],
+        ".weight": (codes[::2] << 4 | torch.cat([codes[1::2], codes[:0].new_zeros(len(codes) % 2)]))[:, None],
         ".weight.absmax": maxima,
         ".weight.quant_map": TABLE.clone(),
         ".weight.quant_state.bitsandbytes__nf4": state(list(weight.shape), block),
@@ -100,6 +100,14 @@ def test_maxima_may_be_quantized_themselves(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dense(stored), np.repeat(np.array([[1.5], [7.5]], np.float32), 2, 0) * np.ones(32))
 
 
+@pytest.mark.parametrize(("shape", "kind"), [((5, 7), "F32"), ((3, 30), "F32"), ((3, 32), "NF4_32")])
+def test_quant_06_the_last_block_may_be_cut(shape: tuple[int, int], kind: str, tmp_path: Path) -> None:
+    parts, values = nf4(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    stored = read(tmp_path, parts)
+    assert stored.kind == kind
+    np.testing.assert_array_equal(dense(stored), values.numpy())
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 def test_codes_may_be_kept_as_another_type(kind: torch.dtype, tmp_path: Path) -> None:
     parts, values = nf4(torch.randn(6, 64, generator=torch.Generator().manual_seed(0)))
@@ -151,7 +159,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], me
         ({".SCB": torch.ones(4)}, r".SCB is F32 \[4\]"),
     ],
 )
-def test_what_does_not_fit_8_bits_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_quant_09_what_does_not_fit_8_bits_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     parts, _ = int8(torch.ones(3, 64))
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path, {**parts, **change})

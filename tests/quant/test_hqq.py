@@ -106,7 +106,7 @@ def test_every_width(bits: int, axis: int, group: int, tmp_path: Path) -> None:
         ({".quant_zero": torch.tensor(1, dtype=torch.uint8)}, "quant_zero is 1: .* not supported"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_quant_09_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     parts, _ = hqq(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(CheckpointError, match=f"'m' cannot be read as hqq: .*{message}"):
         read(tmp_path, {ending: part for ending, part in {**parts, **change}.items() if part is not None})

@@ -120,7 +120,7 @@ def test_values_are_exact(quantize: Any, said: dict[str, Any], kind: str, tmp_pa
         ({}, {"_type": "Float8Tensor"}, r"qdata is I8 \[4, 64\]"),
     ],
 )
-def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Parts, said: Any, message: str) -> None:
+def test_quant_09_what_cannot_be_read_is_refused(tmp_path: Path, change: Parts, said: Any, message: str) -> None:
     parts, _ = int8(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(CheckpointError, match=f"'m' cannot be read as torchao: .*{message}"):
         read(tmp_path, parts | named(change), said)
