@@ -8,12 +8,14 @@ from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.folder import open_folder
 from octavo.checkpoint.gguf_model import open_gguf
+from octavo.checkpoint.gguf_split import models_in
 
 __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a Hugging Face folder, a .gguf file, or a folder that holds one .gguf file and no config.json.
+    """Open a Hugging Face folder, a .gguf file (the first one of a model in several), or a folder that holds one model
+    in .gguf files and no config.json.
 
     Only headers and configuration are read. Raises CheckpointError, which names the file, the cause and what to do.
     """
@@ -22,7 +24,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         return open_gguf(path)
     if not (path / "config.json").exists():
-        files = sorted(path.glob("*.gguf"))
+        files = models_in(path)
         if len(files) == 1:
             return open_gguf(files[0])
         if files:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.checkpoint.checkpoint import Checkpoint
-from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.errors import CheckpointError, believing
 from octavo.checkpoint.multimodal import text_model
 from octavo.checkpoint.pickled import read_bin
 from octavo.checkpoint.quantized import quantized, without_cache_scales
@@ -24,11 +24,12 @@ def open_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json", "Is this the folder of a Hugging Face model?")
     generation = folder / "generation_config.json"
     generation_config = read_json(generation, "") if generation.exists() else {}
-    said = _quantization(folder, config)
-    if said is not None:
-        config = {**config, "quantization_config": said}
-    weights, note = without_cache_scales(config, _weights(folder))
-    config, tensors = text_model(config, quantized(config, weights))
+    with believing(f"{folder / 'config.json'}"):
+        said = _quantization(folder, config)
+        if said is not None:
+            config = {**config, "quantization_config": said}
+        weights, note = without_cache_scales(config, _weights(folder))
+        config, tensors = text_model(config, quantized(config, weights))
     return Checkpoint(folder, "hf", config, generation_config, tensors, notes=(note,) if note else ())
 
 

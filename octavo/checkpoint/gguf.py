@@ -76,11 +76,6 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if key in metadata:
             raise CheckpointError(f"{path} is broken: its metadata has {key!r} twice. {AGAIN}")
         metadata[key] = reader.value(key, reader.u32())
-    if metadata.get("split.count", 1) != 1:
-        raise CheckpointError(
-            f"{path} is one of {metadata['split.count']} parts of a split model. Join them with "
-            f"`llama-gguf-split --merge` and open the result."
-        )
     reader.check_count("tensors", tensor_count, 8 + 4 + 4 + 8)
     infos: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
     for _ in range(tensor_count):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from octavo.checkpoint.checkpoint import Checkpoint
-from octavo.checkpoint.errors import CheckpointError
-from octavo.checkpoint.gguf import read_gguf
+from octavo.checkpoint.errors import CheckpointError, believing
 from octavo.checkpoint.gguf_config import family_of, generation, translate
 from octavo.checkpoint.gguf_metadata import Metadata
+from octavo.checkpoint.gguf_split import read_parts
 from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
 from octavo.quant import dense
@@ -22,8 +22,14 @@ _ROTARY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Read the metadata and the tensor table of a .gguf file. Raises CheckpointError."""
-    metadata, own = read_gguf(path)
+    """Read the metadata and the tensor table of a .gguf file; of a model in several parts, all of them. Raises
+    CheckpointError."""
+    metadata, own = read_parts(path)
+    with believing(f"{path}: the metadata"):
+        return _checkpoint(path, metadata, own)
+
+
+def _checkpoint(path: Path, metadata: dict[str, Any], own: dict[str, Tensor]) -> Checkpoint:
     rotary = {name: _numbers(own.pop(f"{name}.weight")) for name in _ROTARY if f"{name}.weight" in own}
     meta = Metadata(path, metadata, {name: tensor.shape for name, tensor in own.items()}, rotary)
     family = family_of(meta)

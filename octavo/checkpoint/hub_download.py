@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.gguf_split import parts_of
 
 _TIMEOUT = 10
 """Seconds to wait for the hub's answer about a repository."""
@@ -62,9 +63,13 @@ def download(wanted: Wanted, *, token: str | None, download_dir: Path | None, ne
             return _cached(wanted, download_dir)
         chosen = _choose(wanted, files)
         if isinstance(chosen, str):
-            return Path(
-                hf_hub_download(wanted.repo, chosen, revision=wanted.revision, token=token, cache_dir=download_dir)
-            )
+            if missing := [name for name in parts_of(chosen) if name not in files]:
+                raise CheckpointError(f"{wanted.repo} lacks parts of the model: {', '.join(missing[:8])}.")
+            first, *_ = [
+                hf_hub_download(wanted.repo, name, revision=wanted.revision, token=token, cache_dir=download_dir)
+                for name in parts_of(chosen)
+            ]
+            return Path(first)
         return Path(
             snapshot_download(
                 wanted.repo,
@@ -86,10 +91,10 @@ def _list_files(api: HfApi, wanted: Wanted) -> list[str]:
 
 
 def _choose(wanted: Wanted, files: list[str]) -> str | list[str]:
-    """One .gguf file, or the files of a Hugging Face folder."""
+    """One .gguf file (of several parts the first), or the files of a Hugging Face folder."""
     if wanted.file is not None:
         if wanted.file in files:
-            return wanted.file
+            return parts_of(wanted.file)[0]
         raise CheckpointError(f"{wanted.repo} has no file {wanted.file!r}. {_said_ggufs(files)}")
     top = [name for name in files if "/" not in name]
     texts = [name for name in top if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TEXT_FILES)]
@@ -124,8 +129,8 @@ def _choose_gguf(wanted: Wanted, files: list[str]) -> str:
 
 
 def _ggufs(files: list[str]) -> list[str]:
-    """The .gguf files that are language models, not their image parts."""
-    return sorted(name for name in files if name.endswith(".gguf") and "mmproj" not in name.lower())
+    """The .gguf files that are language models, not their image parts; of a model in several files the first."""
+    return sorted({parts_of(name)[0] for name in files if name.endswith(".gguf") and "mmproj" not in name.lower()})
 
 
 def _said_ggufs(files: list[str]) -> str:

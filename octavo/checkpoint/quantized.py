@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from octavo.checkpoint.errors import CheckpointError
+from octavo.checkpoint.errors import CheckpointError, believing
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor
 from octavo.ops.contract import Stored
 from octavo.quant import awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, modelopt, mxfp4, torchao
@@ -122,11 +122,12 @@ def _head(tensor: Tensor) -> Head:
 
 def _join(layout: Layout, parts: Mapping[str, Tensor], index: int | None) -> Stored:
     """The matrix, or entry `index` of a stack."""
-    values = {ending: _values(tensor, index) for ending, tensor in parts.items()}
-    stored = layout.build(values)
+    where = next(iter(parts.values())).file
+    with believing(f"{where}: a quantized matrix"):
+        values = {ending: _values(tensor, index) for ending, tensor in parts.items()}
+        stored = layout.build(values)
     *rows, n_in = layout.shape if index is None else layout.shape[1:]
     if stored[:3] != (layout.kind, math.prod(rows), n_in):
-        where = next(iter(parts.values())).file
         raise CheckpointError(f"{where} is broken: a matrix is not what its header says. {AGAIN}")
     return stored
 

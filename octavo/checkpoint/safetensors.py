@@ -6,6 +6,7 @@ The format: https://huggingface.co/docs/safetensors.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,7 @@ def _header(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise CheckpointError(f"{path} is broken: its header has {twice!r} twice. {AGAIN}")
         return found
 

@@ -77,11 +77,19 @@ def check_spans(path: Path, spans: Iterable[tuple[str, int, int]], size: int) ->
         before, last = end, name
 
 
+_MAX_DIMENSIONS = 8
+_MAX_SIZE = 1 << 40
+"""Of a tensor without elements, the product of its other dimensions: beyond, the arithmetic of arrays overflows. One
+with elements is bounded by its file."""
+
+
 def number_of_elements(path: Path, name: str, shape: Iterable[object]) -> int:
-    """Product of a shape read from a file, which must hold whole numbers >= 0."""
+    """Product of a shape read from a file, which must hold a few whole numbers >= 0."""
     sizes: list[int] = []
     for n in shape:
-        if type(n) is not int or n < 0:
+        if type(n) is not int or n < 0 or len(sizes) == _MAX_DIMENSIONS:
             raise CheckpointError(f"{path} is broken: tensor {name!r} has the size {n!r}. {AGAIN}")
         sizes.append(n)
+    if 0 in sizes and math.prod(n or 1 for n in sizes) > _MAX_SIZE:
+        raise CheckpointError(f"{path} is broken: tensor {name!r} has the shape {sizes}. {AGAIN}")
     return math.prod(sizes)

@@ -41,6 +41,8 @@ def make_rope(parameters: Mapping[str, Any], head_dim: int, max_position_embeddi
         if len(factors) != rotated // 2:
             raise RopeError(f"the file holds {len(factors)} RoPE frequency factors, {rotated // 2} are needed")
         frequencies = (frequencies / np.asarray(factors, np.float32)).astype(np.float32)
+    if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
+        raise RopeError(f"rope_type {kind!r}: its parameters give frequencies that are no numbers")
     return Rope(tuple(float(f) for f in frequencies.astype(np.float32)), scale)
 
 

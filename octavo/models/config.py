@@ -39,6 +39,13 @@ WORDS: dict[str, tuple[str, ...]] = {
 """Spellings of what families agree on in all but the name; the first that is set counts."""
 
 
+MOST = 10**12
+"""No size of a model is as large."""
+
+MOST_EXPERTS = 50_000
+"""Layers times experts per layer, above which a config is taken for broken: the largest published have 25,000."""
+
+
 class ModelConfigError(ValueError):
     """config.json (or the GGUF header) lacks something, or says something this version cannot run."""
 
@@ -85,7 +92,11 @@ class ModelConfig:
         kv_heads = number("num_key_value_heads", heads)
         head_dim = number("head_dim", 0) or hidden // heads
         experts = next((number(word) for word in WORDS["experts"] if raw.get(word)), 0)
-        if heads % kv_heads:
+        if layers * max(experts, 1) > MOST_EXPERTS:
+            raise ModelConfigError(
+                f"num_hidden_layers {layers} with {experts} experts each: more than {MOST_EXPERTS} cannot be right"
+            )
+        if not kv_heads or heads % kv_heads:
             raise ModelConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if head_dim % 2 or head_dim > 1024:
             raise ModelConfigError(f"head_dim {head_dim} is not supported: it must be even and at most 1024")
@@ -145,8 +156,8 @@ def _number(raw: Mapping[str, Any], key: str, default: int | None = None) -> int
         if default is None:
             raise ModelConfigError(f"the model's config has no {key!r}: the file is incomplete or not a text model")
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-        raise ModelConfigError(f"the model's config has {key} = {value!r}, a whole number is needed")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < MOST and value == int(value)):
+        raise ModelConfigError(f"the model's config has {key} = {value!r}, a whole number below {MOST:.0e} is needed")
     if value == 0 and default is None:
         raise ModelConfigError(f"the model's config has {key} = 0")
     return int(value)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.layers.rope import RopeError
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.names import Names
@@ -98,7 +100,21 @@ class Architecture:
 
     def config(self, raw: Mapping[str, Any]) -> ModelConfig:
         """Read config.json. Raises ModelConfigError."""
-        return ModelConfig.read(self.rewrite(raw), self.name)
+        with _believing():
+            return ModelConfig.read(self.rewrite(raw), self.name)
+
+
+@contextmanager
+def _believing() -> Iterator[None]:
+    """Around the reading of config.json: families read hundreds of keys, and not each has a check of its type."""
+    try:
+        yield
+    except (ModelConfigError, RopeError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelConfigError(
+            f"the model's config has a value that cannot be right ({type(error).__name__}: {error})"
+        ) from error
 
 
 IGNORE = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
@@ -114,7 +130,12 @@ def architecture(name: str) -> Architecture:
     def ignore(config: ModelConfig) -> tuple[str, ...]:
         return (*IGNORE, *unused(config))
 
-    return Architecture(name, module.make, names, ignore, getattr(module, "rewrite", lambda raw: raw))
+    def make(config: ModelConfig, max_model_len: int) -> Decoder:
+        with _believing():
+            decoder: Decoder = module.make(config, max_model_len)
+            return decoder
+
+    return Architecture(name, make, names, ignore, getattr(module, "rewrite", lambda raw: raw))
 
 
 def find(raw: Mapping[str, Any]) -> Architecture:
@@ -129,7 +150,7 @@ def find(raw: Mapping[str, Any]) -> Architecture:
             f"model_type is {raw.get('model_type')!r}"
         )
     for name in wanted:
-        if name in MODULES:
+        if isinstance(name, str) and name in MODULES:
             return architecture(name)
     near = difflib.get_close_matches(str(wanted[0]), MODULES, 1, 0.8)
     hint = f" (the nearest is {near[0]})" if near else ""

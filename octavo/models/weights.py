@@ -34,6 +34,10 @@ EXACT = frozenset({"lm_head", "router", "shared_gate"})
 """Last words of the paths of products that are never quantized while they are loaded: they choose, and are small."""
 
 
+SHOWN = 8
+"""Problems that an error lists; only for these are similar names looked for, which takes long."""
+
+
 class Checkpoint(Protocol):
     """What the loader needs of a checkpoint (`octavo.checkpoint`)."""
 
@@ -64,15 +68,14 @@ def load(
 
     Raises LoadError before anything is packed when a tensor is missing, left over or of the wrong shape.
     """
-    sources = _Sources(names, model, checkpoint)
+    plan, problems = fit(model, checkpoint, names, ignore)
+    if problems:
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        shown = "; ".join(problems[:SHOWN]) + more
+        raise LoadError(f"the checkpoint does not fit its architecture: {shown}")
     leaves = dict(model.leaves())
-    plan = {path: list(_find(path, leaf, sources)) for path, leaf in leaves.items()}
-    allowed = list(ignore)
-    if model.lm_head is None:  # a tied model may store its table twice
-        allowed += [f"{source.name}.weight" for source in sources["lm_head"]]
-    _check([found for row in plan.values() for found in row], checkpoint, allowed, model.config.experts)
     for done, (path, leaf) in enumerate(leaves.items()):
-        rounds = quantize if _may_round(path, leaf) else quantize_tables if _is_table(path, leaf) else None
+        rounds = quantize if may_round(path, leaf) else quantize_tables if is_table(path, leaf) else None
         leaf.fill(device, ((found.need, _read(found, checkpoint, rounds)) for found in plan[path]), checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
@@ -80,10 +83,24 @@ def load(
 
 def quantizable(model: Decoder) -> tuple[int, int]:
     """Elements of the matrices that `load` gives to `quantize`, and to `quantize_tables`."""
-    chosen: list[Callable[[str, Leaf], bool]] = [_may_round, _is_table]
+    chosen: list[Callable[[str, Leaf], bool]] = [may_round, is_table]
     leaves = [[leaf for path, leaf in model.leaves() if of(path, leaf)] for of in chosen]
     products, tables = (sum(math.prod(n.whole) for leaf in ls for n in leaf.needs() if n.matrix) for ls in leaves)
     return products, tables
+
+
+def fit(
+    model: Decoder, checkpoint: Checkpoint, names: Names, ignore: tuple[str, ...] = ()
+) -> tuple[dict[str, list[Found]], list[str]]:
+    """Which tensors fill each leaf, by its path, and a sentence for each thing that is wrong: tensors that are missing,
+    left over or of the wrong shape. Reads nothing but names and shapes. Raises LoadError for a name table with gaps."""
+    sources = _Sources(names, model, checkpoint)
+    plan = {path: list(_find(path, leaf, sources)) for path, leaf in model.leaves()}
+    allowed = list(ignore)
+    if model.lm_head is None:  # a tied model may store its table twice
+        allowed += [f"{source.name}.weight" for source in sources["lm_head"]]
+    found = [one for row in plan.values() for one in row]
+    return plan, _problems(found, checkpoint, allowed, model.config.experts)
 
 
 class Found(NamedTuple):
@@ -161,7 +178,7 @@ def _kept(needs: list[Need]) -> tuple[Cut, ...]:
     return tuple(kept)
 
 
-def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], experts: int) -> None:
+def _problems(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], experts: int) -> list[str]:
     have = checkpoint.names()
     wanted = dict.fromkeys((found.name, _shape(found, experts)) for found in plan)
     used = {name for name, _ in wanted}
@@ -170,15 +187,12 @@ def _check(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], expert
     problems: list[str] = []
     for name in dict.fromkeys(found.name for found in plan):
         if name not in have:
-            near = difflib.get_close_matches(name, unused, 1, 0.8)
+            near = difflib.get_close_matches(name, unused, 1, 0.8) if len(problems) < SHOWN else []
             problems.append(f"{name} is missing" + (f" (the checkpoint has {near[0]})" if near else ""))
     for name, shape in wanted:
         if name in have and tuple(checkpoint.shape(name)) != shape:
             problems.append(f"{name} has shape {list(checkpoint.shape(name))}, {list(shape)} is needed")
-    problems += [f"{name} is in the checkpoint, but this architecture does not use it" for name in unused]
-    if problems:
-        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise LoadError(f"the checkpoint does not fit its architecture: {shown}")
+    return problems + [f"{name} is in the checkpoint, but this architecture does not use it" for name in unused]
 
 
 def _adds_nothing(name: str, checkpoint: Checkpoint) -> bool:
@@ -193,11 +207,12 @@ def _shape(found: Found, experts: int) -> tuple[int, ...]:
     return shape if found.source.expert is None else (experts, *shape)
 
 
-def _may_round(path: str, leaf: Leaf) -> bool:
+def may_round(path: str, leaf: Leaf) -> bool:
+    """Whether the matrices of a leaf are those that `load` quantizes."""
     return isinstance(leaf, Linear | Experts) and path.rpartition(".")[2] not in EXACT
 
 
-def _is_table(path: str, leaf: Leaf) -> bool:
+def is_table(path: str, leaf: Leaf) -> bool:
     return path == "lm_head" or isinstance(leaf, Embedding) and not isinstance(leaf, Positions)
 
 

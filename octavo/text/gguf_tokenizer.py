@@ -76,6 +76,17 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     Raises:
         TokenizerError: keys are missing or do not fit together, or the kind of tokenizer is not supported.
     """
+    try:
+        return _from_gguf(metadata)
+    except TokenizerError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"the tokenizer of the GGUF file has a value that cannot be right ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get(_KEY + "model")
     if kind is None:
         raise TokenizerError(f"the GGUF file has no {_KEY}model: it holds no tokenizer. Name one with --tokenizer.")
@@ -85,6 +96,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         if _KEY + "token_type" in metadata
         else [sentencepiece.NORMAL] * len(pieces)
     )
+    if not all(isinstance(text, str) for text in pieces) or not all(isinstance(kind, int) for kind in types):
+        raise TokenizerError(f"the GGUF file has {_KEY}tokens that are no texts, or types of them that are no numbers")
     ids: dict[str, int] = dict(_LLAMA_DEFAULTS) if kind == "llama" else {}
     for key in (*_NAMED.values(), *_MORE_ENDS):
         value = metadata.get(_KEY + key)

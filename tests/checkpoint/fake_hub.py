@@ -42,6 +42,11 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
         "config.json": CONFIG,
     },
     "org/odd-gguf": {"a-IQ2_XS.gguf": b"a", "b-IQ3_S.gguf": b"b"},
+    "org/parts-gguf": {
+        "Q4_K_M/m-Q4_K_M-00001-of-00002.gguf": b"first",
+        "Q4_K_M/m-Q4_K_M-00002-of-00002.gguf": b"second",
+        "m-Q8_0-00001-of-00002.gguf": b"eight",
+    },
     "org/nothing": {"README.md": b"readme"},
     "org/gated": {"config.json": CONFIG, "model.safetensors": SHARD},
 }

@@ -123,6 +123,19 @@ def test_gguf_repositories(hub: FakeHub, tmp_path: Path) -> None:
     assert "It has no .gguf files at all" in found[8]["error"]
 
 
+def test_all_parts_of_a_gguf_model_are_downloaded(hub: FakeHub, tmp_path: Path) -> None:
+    repo, second = "org/parts-gguf", "Q4_K_M/m-Q4_K_M-00002-of-00002.gguf"
+    for i, model in enumerate((repo, f"{repo}:Q4_K_M", f"{repo}/{second}")):
+        home = tmp_path / str(i)
+        home.mkdir()
+        (found,) = _locate(home, hub.url, (model, {}))
+        first = Path(found["path"])
+        assert (first.name, first.read_bytes()) == ("m-Q4_K_M-00001-of-00002.gguf", b"first")
+        assert (first.parent / second.split("/")[1]).read_bytes() == b"second"
+    (found,) = _locate(tmp_path, hub.url, (f"{repo}:Q8_0", {}))
+    assert found["error"] == f"{repo} lacks parts of the model: m-Q8_0-00002-of-00002.gguf."
+
+
 def test_errors_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "plane").mkdir()
