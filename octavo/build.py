@@ -26,10 +26,10 @@ from octavo.info import ModelInfo
 from octavo.layers.rope import RopeError
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
-from octavo.models.registry import find
+from octavo.models.registry import Architecture, find
 from octavo.models.weights import LoadError, load, quantizable
 from octavo.ops.contract import Device
-from octavo.quant.onload import RULES, quantize, saved
+from octavo.quant.onload import RULES, Rule, quantize, saved
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
 from octavo.runtime.runner import Runner
@@ -105,7 +105,7 @@ def _locate(config: EngineConfig, name: str, revision: str | None, weights: bool
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Checkpoint]:
+def open_model(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint at `path`, closed at the end of the block; errors about what it holds name the path."""
     with open_checkpoint(path) as checkpoint:
         try:
@@ -119,7 +119,7 @@ def _open(path: Path) -> Iterator[Checkpoint]:
 def build_text(config: EngineConfig) -> Text:
     """Tokenizer, chat template and generation defaults of the model; reads no weights."""
     asked = _own_tokenizer(config) if config.tokenizer else None
-    with _open(find_model(config)) as checkpoint:
+    with open_model(find_model(config)) as checkpoint:
         tokenizer = _tokenizer(checkpoint) if asked is None else asked
         template = chat_template(config, tokenizer)
         generation = _generation(config, checkpoint)
@@ -151,7 +151,7 @@ def _own_tokenizer(config: EngineConfig) -> Tokenizer:
     assert config.tokenizer is not None
     path = _locate(config, config.tokenizer, config.tokenizer_revision, weights=False)
     if path.suffix == ".gguf":
-        with _open(path) as checkpoint:
+        with open_model(path) as checkpoint:
             return _tokenizer(checkpoint)
     return Tokenizer.from_folder(path)
 
@@ -182,30 +182,69 @@ def _generation(config: EngineConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     return {**out, **config.override_generation_config}
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a model is, and how its weights will be kept: all that follows from the headers."""
+
+    architecture: Architecture
+    config: ModelConfig
+    kinds: frozenset[str]
+    """Formats of its matrices in the files."""
+    method: str | None
+    """How these were quantized, in config.json's word."""
+    rule: Rule | None
+    """How matrices are quantized while they are loaded."""
+    activations: str
+    why: str
+    """The sentence that explains `activations`."""
+    notes: tuple[str, ...]
+    """What start-up says of the weights."""
+
+
+def form_of(config: EngineConfig, checkpoint: Checkpoint) -> Form:
+    """Raises ModelConfigError, ConfigError."""
+    architecture = find(checkpoint.config)
+    model = architecture.config(checkpoint.config)
+    kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) >= 2)
+    method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
+    on_load = check_quantization(config.quantization, method, kinds, RULES)
+    rule = RULES[str(config.quantization)] if on_load else None
+    activation_type, why = activations(config, kinds | {rule.kind} if rule else kinds)
+    notes = (
+        f"{architecture.name}, {model.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
+        f"{'/'.join(sorted(kinds))} weights",
+        *checkpoint.notes,
+        *([f"matrices quantized while loading: {rule.about}"] if rule else []),
+    )
+    return Form(architecture, model, kinds, method, rule, activation_type, why, notes)
+
+
+def size_here(config: EngineConfig, checkpoint: Checkpoint, form: Form) -> Resolved:
+    """Sizes for the memory of this machine that the weights will leave. Raises ConfigError."""
+    free, source = available_memory()
+    layout = form.architecture.make(form.config, form.config.max_position_embeddings)
+    free -= checkpoint.multiplied_bytes
+    if form.rule:
+        rule, (products, tables) = form.rule, quantizable(layout)
+        free += int(
+            saved(rule, form.kinds) * products + (saved(rule.tables, form.kinds) * tables if rule.tables else 0)
+        )
+    return resolve(config, form.config, layout.groups, layout.kv, max(free, 0), source)
+
+
 def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
     """Load the model and make its engine. Raises ValueError (of the kind at fault) with one clear sentence."""
     began = time.perf_counter()
     path = find_model(config)
-    with _open(path) as checkpoint:
-        architecture = find(checkpoint.config)
-        name, model_config = architecture.name, architecture.config(checkpoint.config)
-        kinds = frozenset(checkpoint.kind(n) for n in checkpoint.names() if len(checkpoint.shape(n)) >= 2)
-        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
-        on_load = check_quantization(config.quantization, method, kinds, RULES)
-        rule = RULES[str(config.quantization)] if on_load else None
-        activation_type, why = activations(config, kinds | {rule.kind} if rule else kinds)
+    with open_model(path) as checkpoint:
+        form = form_of(config, checkpoint)
+        architecture, model_config, rule = form.architecture, form.config, form.rule
         threads = environment_threads() if config.threads is None else config.threads
         try:
-            device = select_device(config.device, threads, activation_type)
+            device = select_device(config.device, threads, form.activations)
         except DeviceUnavailable as error:
             raise ConfigError(f"{error} It is correct and slow; choose it with --device reference.") from error
-        free, source = available_memory()
-        layout = architecture.make(model_config, model_config.max_position_embeddings)
-        free -= checkpoint.multiplied_bytes
-        if rule:
-            products, tables = quantizable(layout)
-            free += int(saved(rule, kinds) * products + (saved(rule.tables, kinds) * tables if rule.tables else 0))
-        resolved = resolve(config, model_config, layout.groups, layout.kv, max(free, 0), source)
+        resolved = size_here(config, checkpoint, form)
         model = architecture.make(model_config, resolved.max_model_len)
         load(
             model,
@@ -218,17 +257,16 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             partial(quantize, rule.tables) if rule and rule.tables else None,
         )
         notes = (
-            f"{name}, {model_config.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
-            f"{'/'.join(sorted(kinds))} weights",
-            *checkpoint.notes,
-            *([f"matrices quantized while loading: {rule.about}"] if rule else []),
+            *form.notes,
             *device.notes,
             *(["OMP_NUM_THREADS sets the number of threads"] if threads is not None and config.threads is None else []),
-            why,
+            form.why,
             *resolved.notes,
         )
-        quantization = config.quantization or method
-        info = _info(config, path, name, model_config, resolved, checkpoint.total_bytes, quantization, device.name)
+        quantization = config.quantization or form.method
+        info = _info(
+            config, path, architecture.name, model_config, resolved, checkpoint.total_bytes, quantization, device.name
+        )
     engine = _engine(config, model, device, resolved)
     info.notes = [*notes, f"ready in {time.perf_counter() - began:.1f} s"]
     return Built(engine, info)

@@ -24,6 +24,13 @@ SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 class Resolved:
     """The frozen numbers of a running engine."""
 
+    token_bytes: int
+    """What a token takes in all layers together, while no window has passed it."""
+    sequences: int
+    """How many sequences of `max_model_len` tokens have room at once."""
+    sequence_bytes: int
+    """What one of them takes."""
+
     max_model_len: int
     kv: KVSpec
     limits: BatchLimits
@@ -119,6 +126,9 @@ def resolve(
     notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}: {tokens} tokens ({why})")
     notes.insert(0, f"context {length} tokens, up to {config.max_num_seqs} sequences at once")
     return Resolved(
+        token_bytes=sum(sizes.block_bytes) // config.block_size,
+        sequences=min(have // need for have, need in zip(blocks, sizes.needs(length), strict=True)),
+        sequence_bytes=sizes.sequence(length),
         max_model_len=length,
         kv=spec,
         limits=BatchLimits(

@@ -26,7 +26,7 @@ from octavo.api.flags import OPTIONS, Command, Flag, Positional, parse
 from octavo.api.help import show
 from octavo.api.terminal import Continuation, Conversation, Endpoint, Session, TalkError
 from octavo.bench.options import BenchError
-from octavo.config import ConfigError, EngineConfig, environment_api_key
+from octavo.config import ConfigError, EngineConfig, count, environment_api_key, size
 
 if TYPE_CHECKING:
     from octavo.api.serve import Parts
@@ -207,6 +207,23 @@ def _collect_env(namespace: argparse.Namespace) -> int:
     return 0
 
 
+def _inspect(namespace: argparse.Namespace) -> int:
+    namespace.log_level = namespace.log_level or "warning"
+    config = configure(COMMANDS["inspect"], namespace)
+    import json
+
+    from octavo.inspection import as_json, as_text, inspect
+
+    try:
+        found = inspect(config, namespace.gpu_memory, namespace.tensor_parallel_size or 1)
+    except ConfigError:
+        raise
+    except ValueError as error:  # of the checkpoint, its config, its tensors: each says what is wrong
+        return _fail(1, str(error))
+    print(json.dumps(as_json(found), indent=2) if namespace.json else as_text(found))
+    return 0
+
+
 def _session(kind: type[Session], endpoint: Endpoint, namespace: argparse.Namespace) -> Session:
     options = _sampling(namespace)
     if kind is Continuation:  # a server would stop after 16 tokens
@@ -305,6 +322,13 @@ def _parts() -> Parts:
     from octavo.client import Process
 
     return Parts(engine=Process, text=build_text)
+
+
+def _at_least_one(text: str) -> int:
+    number = count(text)
+    if number < 1:
+        raise ConfigError(f"{text} is not 1 or more")
+    return number
 
 
 # -- the commands
@@ -427,6 +451,27 @@ COMMANDS = {
             (Flag(("--json",), "answers", "As JSON.", bool),),
             (),
             _models,
+        ),
+        Command(
+            "inspect",
+            "tell what a model is and what it takes",
+            "MODEL [options]",
+            "Tells what a model is, what memory it takes with these options, and what to look out for. No weights are "
+            "read; a model of the hub is fetched first.",
+            (_MODEL._replace(required=True),),
+            (
+                Flag(("--gpu-memory",), "answers", "Memory of a GPU: 80GiB.", size, default="this machine"),
+                Flag(
+                    ("--tensor-parallel-size", "-tp"),
+                    "answers",
+                    "GPUs among which each matrix is divided.",
+                    _at_least_one,
+                    default="1",
+                ),
+                Flag(("--json",), "answers", "As JSON; sizes are bytes.", bool),
+            ),
+            _OF_A_MODEL,
+            _inspect,
         ),
         Command(
             "collect-env",

@@ -172,7 +172,10 @@ def _parser(command: Command, show: Callable[[Command, str, argparse.ArgumentPar
     for flag in _elsewhere(command):
         takes = "nothing" if flag.kind is bool else "several" if flag.several else "one"
         _add_hidden(parser, flag.names[:1], takes, str, _Elsewhere, command)
+    own = {name for flag in command.own for name in flag.names}
     for row in UNBUILT:
+        if own.intersection(row.flags):
+            continue
         _add_hidden(parser, row.flags, "nothing" if row.kind is bool else "one", row.kind, _Refuse, row)
     for old in NO_MEANING:
         _add_hidden(parser, old.flags, old.takes, str, _Warn, old)

@@ -213,6 +213,7 @@ def may_round(path: str, leaf: Leaf) -> bool:
 
 
 def is_table(path: str, leaf: Leaf) -> bool:
+    """Whether the matrix of a leaf is one that `load` gives to `quantize_tables`."""
     return path == "lm_head" or isinstance(leaf, Embedding) and not isinstance(leaf, Positions)
 
 

@@ -39,16 +39,29 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": SHARED | {"models", "layers", "quant", "contract", "devices", "config"},
     "resolve": SHARED | {"config", "models", "contract", "quant"},
     "api": SHARED
-    | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench", "environment", "catalogue"},
+    | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench", "environment", "catalogue"}
+    | {"inspection"},
     "catalogue": {"quant"},
     "environment": {"config", "devices", "resolve"},
+    "inspection": (
+        {"build", "checkpoint", "config", "contract", "devices", "layers", "models", "parallel", "quant", "resolve"}
+        | {"text"}
+    ),
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
     "bench": SHARED | {"checkpoint", "config", "llm", "outputs", "text"},
     "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
     "process": SHARED | {"logs", "build", "wire", "config", "info", "engine", "flight_recorder"},
 }
-BUILD_MAY_BE_IMPORTED_BY = {"llm", "process", "api/cli.py", "api/serve.py", "api/run.py", "api/terminal.py"}
+BUILD_MAY_BE_IMPORTED_BY = {
+    "inspection",
+    "llm",
+    "process",
+    "api/cli.py",
+    "api/serve.py",
+    "api/run.py",
+    "api/terminal.py",
+}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}
 
 

@@ -141,7 +141,7 @@ OF_OTHERS = {
     "--help",
 }
 COMMANDS = (
-    *("serve", "run", "chat", "complete", "run-batch", "models", "collect-env"),
+    *("serve", "run", "chat", "complete", "run-batch", "models", "inspect", "collect-env"),
     *("bench serve", "bench throughput", "bench latency", "bench startup", "bench compare"),
 )
 
