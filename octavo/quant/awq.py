@@ -18,8 +18,8 @@ from octavo.quant import grouped
 from octavo.quant.grouped import U8, Matrix
 from octavo.quant.method import Head, Layout, QuantError, Values
 
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of 8 neighbours, the place of each in its word of the version "gemm"."""
+ROWS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of 8 rows each half byte of a word is, from the lowest on, in the version "gemm"."""
 
 
 class Gemm:
@@ -45,9 +45,9 @@ class Gemm:
         return Matrix(4, grouped.consecutive(n_in, count, self.group_size))
 
     def _build(self, parts: Mapping[str, Values]) -> Stored:
-        q = np.ascontiguousarray(_in_order(parts[".qweight"]).T)
+        q = _rows(parts[".qweight"])
         matrix = self._matrix(q.shape[1], len(parts[".scales"]))
-        return matrix.stored(q, parts[".scales"], _in_order(parts[".qzeros"]))
+        return matrix.stored(q, parts[".scales"], _rows(parts[".qzeros"]).T)
 
 
 class Gemv(Gemm):
@@ -75,10 +75,13 @@ class Gemv(Gemm):
         return self._matrix(q.shape[1], count).stored(q, scales.T, zeros.T)
 
 
-def _in_order(words: Values) -> U8:
-    """The rows of a matrix in order, from [n, n_out / 8]: [n, n_out]."""
-    codes = grouped.unpacked(words, 4)
-    return codes.reshape(len(codes), -1, 8)[:, :, PLACES].reshape(codes.shape)
+def _rows(words: Values) -> U8:
+    """[n_out, n] of words [n, n_out / 8]."""
+    turned = np.ascontiguousarray(words.T)
+    out = np.empty((len(turned), 8, len(words)), np.uint8)
+    for place, row in enumerate(ROWS):
+        out[:, row] = turned >> 4 * place & 15
+    return out.reshape(-1, len(words))
 
 
 VERSIONS = {"gemm": Gemm, "gemv": Gemv}
