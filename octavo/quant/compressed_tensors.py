@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import I32, Stored
-from octavo.quant import affine, fp8, mxfp4, nvfp4
+from octavo.quant import affine, fp8, grouped, mxfp4, nvfp4
 from octavo.quant.affine import Affine
 from octavo.quant.method import Head, Layout, QuantError, Values, plain
 from octavo.quant.scales import Grid, grid
@@ -240,27 +240,21 @@ def _build_integers(form: Affine | None, shares: Grid, parts: Mapping[str, Value
 def _packed(heads: Mapping[str, Head], scheme: Scheme) -> Layout:
     bits, (n_out, words) = scheme.bits, heads[".weight_packed"].shape
     n_in = int(heads[".weight_shape"].values()[-1]) if ".weight_shape" in heads else words * 32 // bits
-    if scheme.kind != "int" or words != _words(n_in, bits):
+    if scheme.kind != "int" or words != grouped.words(n_in, bits):
         raise QuantError(
             f"weight_packed is int32 {[n_out, words]} for {n_in} columns; the group says {scheme.kind} of {bits} bits, "
-            f"which {_words(n_in, bits)} words hold"
+            f"which {grouped.words(n_in, bits)} words hold"
         )
     shares, zeros = _shares(heads, n_out, n_in, scheme), heads.get(".weight_zero_point")
     across = -(-n_out // shares.rows), -(-n_in // shares.columns)
-    if zeros is not None and (zeros.kind != "I32" or zeros.shape != (_words(across[0], bits), across[1])):
-        raise QuantError(
-            f"weight_zero_point is {zeros.kind} {list(zeros.shape)}; int32 {[_words(across[0], bits), across[1]]} is "
-            "needed"
-        )
+    needed = grouped.words(across[0], bits), across[1]
+    if zeros is not None and (zeros.kind, zeros.shape) != ("I32", needed):
+        raise QuantError(f"weight_zero_point is {zeros.kind} {list(zeros.shape)}; int32 {list(needed)} is needed")
     order = _order(heads[".weight_g_idx"].values(), scheme.group) if ".weight_g_idx" in heads else None
     form = affine.fitting(4 if bits <= 4 else 8, n_in, min(shares.columns, n_in))
     return Layout(
         form.name if form else "F32", (n_out, n_in), partial(_build_packed, form, shares, bits, across[0], order)
     )
-
-
-def _words(count: int, bits: int) -> int:
-    return -(-count * bits // 32)
 
 
 def _order(group_of: Values, group: int) -> I32 | None:
@@ -288,15 +282,8 @@ def _build_packed(
 def unpack(words: Values, bits: int, count: int) -> npt.NDArray[np.int8]:
     """int32 [n, words] -> int8 [n, count]: integers of `bits` bits, one after another from the lowest bit of the first
     word, less 2^(bits - 1)."""
-    octets = np.ascontiguousarray(words).view(np.uint8)
-    if bits == 8:
-        values = octets
-    elif bits == 4:
-        values = np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(octets), -1)
-    else:
-        each = np.unpackbits(octets, axis=1, bitorder="little")[:, : count * bits].reshape(len(octets), count, bits)
-        values = np.packbits(each, axis=2, bitorder="little")[:, :, 0]
-    signed: npt.NDArray[np.int8] = (values[:, :count] - np.uint8(1 << (bits - 1))).view(np.int8)
+    values = grouped.unpacked(words, bits)[:, :count]
+    signed: npt.NDArray[np.int8] = (values - np.uint8(1 << (bits - 1))).view(np.int8)
     return signed
 
 

@@ -44,7 +44,7 @@ class Gptq:
         words, n_out = grouped.matrix(heads, ".qweight")
         count, width = grouped.matrix(heads, ".qzeros")
         grouped.fit("scales", grouped.matrix(heads, ".scales", grouped.FLOATS), (count, n_out))
-        bits = next((bits for bits in (self.bits, *BITS) if _words(n_out, bits) == width), None)
+        bits = next((bits for bits in (self.bits, *BITS) if grouped.words(n_out, bits) == width), None)
         if bits is None:
             raise QuantError(f"qzeros has {width} words for {n_out} rows, which is not 2, 3, 4 or 8 bits for each")
         index = heads.get(".g_idx")
@@ -53,7 +53,7 @@ class Gptq:
             if index.kind not in grouped.INTEGERS:
                 raise QuantError(f"g_idx is {index.kind}; {' or '.join(grouped.INTEGERS)} is needed")
             n_in = math.prod(index.shape)
-            grouped.fit("qweight", (words, n_out), (_words(n_in, bits), n_out))
+            grouped.fit("qweight", (words, n_out), (grouped.words(n_in, bits), n_out))
         kind = self._matrix(bits, n_in, count, None if index is None else index.values()).kind
         return Layout(kind, (n_out, n_in), partial(self._build, bits, n_in))
 
@@ -80,11 +80,6 @@ class Gptq:
             return z
         ones = np.uint32(sum(1 << i for i in range(0, 32, bits)))
         return grouped.unpacked(words.view(np.uint32) + ones, bits)
-
-
-def _words(count: int, bits: int) -> int:
-    """int32 words that hold `count` integers."""
-    return -(-count * bits // 32)
 
 
 def read(config: Mapping[str, Any]) -> Gptq:

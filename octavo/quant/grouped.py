@@ -53,19 +53,24 @@ def consecutive(n_in: int, count: int, size: int) -> Groups:
 
 
 def unpacked(words: Values, bits: int) -> U8:
-    """Integers of 2, 3, 4 or 8 bits [n, m] from int32 words [n, m * bits / 32]: the lowest bits of a row come first,
-    and 3 bits may lie in two words."""
-    rows: U8 = np.ascontiguousarray(words).view(np.uint8)
-    if bits == 3:
-        whole = rows.shape[1] * 8 // 3 * 3
-        each = np.unpackbits(rows, axis=1, bitorder="little")[:, :whole].reshape(len(rows), -1, 3)
-        three: U8 = (each << np.arange(3, dtype=np.uint8)).sum(2, dtype=np.uint8)
-        return three
+    """Integers of up to 8 bits [n, m] from int32 words [n, m * bits / 32]: the lowest bits of a row come first, and
+    where `bits` does not divide 32 some lie in two words."""
+    octets: U8 = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
-        return rows
-    shifts, mask = np.arange(0, 8, bits, dtype=np.uint8), np.uint8(2**bits - 1)
-    out: U8 = (rows[:, :, None] >> shifts & mask).reshape(len(rows), -1)
-    return out
+        return octets
+    out: U8
+    if 8 % bits:
+        whole = octets.shape[1] * 8 // bits
+        each = np.unpackbits(octets, axis=1, bitorder="little")[:, : whole * bits].reshape(len(octets), whole, bits)
+        out = np.packbits(each, axis=2, bitorder="little")[:, :, 0]
+    else:
+        out = np.stack([octets >> shift & 2**bits - 1 for shift in range(0, 8, bits)], axis=-1)
+    return out.reshape(len(octets), -1)
+
+
+def words(count: int, bits: int) -> int:
+    """int32 words that hold `count` integers."""
+    return -(-count * bits // 32)
 
 
 class Matrix:
