@@ -52,8 +52,8 @@ def read_json(path: Path, hint: str) -> dict[str, Any]:
     return content
 
 
-OLD_QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Files of makers from before quantization_config, and the method where they name none (AutoGPTQ, AutoAWQ)."""
+OLD_QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files of makers from before quantization_config, and the method where they name none: AutoGPTQ, AutoAWQ, ModelOpt."""
 
 
 def _quantization(folder: Path, config: dict[str, Any]) -> Any:

@@ -28,8 +28,8 @@ class ModelOpt:
 
 
 def read(config: Mapping[str, Any]) -> ModelOpt:
-    """Of quantization_config. Raises QuantError."""
-    said = config.get("quant_algo")
+    """Of quantization_config, or of hf_quant_config.json, which has it under "quantization". Raises QuantError."""
+    said = (config.get("quantization") or config).get("quant_algo")
     if said not in ALGORITHMS:
         raise QuantError(f"quant_algo is {said!r}; {', '.join(ALGORITHMS)} can be read")
     return ModelOpt()

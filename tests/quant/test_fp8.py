@@ -149,6 +149,23 @@ def test_modelopt(algorithm: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(dense(stored), want.numpy())
 
 
+def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
+    def scaled(tensor: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+        weight, by, values = rounded(tensor, tuple(tensor.shape))  # type: ignore[arg-type]
+        return {".weight": weight, ".weight_scale": by.reshape(())}, values
+
+    path, want = twins(plain(tmp_path / "original"), tmp_path, scaled, {})
+    settings = json.loads((path / "config.json").read_text())
+    del settings["quantization_config"]
+    (path / "config.json").write_text(json.dumps(settings))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+    (path / "hf_quant_config.json").write_text(json.dumps(said))
+    ids = prompt(2, 20)
+    got, expected = (Loaded(p, ReferenceDevice()).logits(ids) for p in (path, want))
+    np.testing.assert_array_equal(got, expected)
+    build(EngineConfig(model=str(path), device="reference", quantization="modelopt", max_num_seqs=2)).engine.close()
+
+
 def test_modelopt_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="quant_algo is 'W4A16_AWQ'; FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4"):
         open_checkpoint(checkpoint(tmp_path, {}, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}))
