@@ -13,6 +13,10 @@ from octavo.ops.contract import F32, Activation, Array, Device, Ops, Router, Vec
 from octavo.parallel.rank import Cut, Rank
 
 
+class ExpertsError(ValueError):
+    """A router cannot choose as the config says."""
+
+
 class Experts(Leaf):
     """The same matrix in each of `count` experts: W_e [sum of parts, n_in]. Parts are named "e.part", or "e" where
     `parts` is {"": n}."""
@@ -58,6 +62,24 @@ class Experts(Leaf):
             self.bias = device.vector(np.concatenate(biases))
 
 
+def _check(router: Router, experts: int, inner: int) -> None:
+    """That there are the experts and groups of experts that a token shall pass. Raises ExpertsError."""
+    k, groups, top = router.top_k, router.groups, router.top_groups
+    if experts < 1:
+        raise ExpertsError("the config has no number of experts (num_experts or the family's word for it)")
+    if inner < 1:
+        raise ExpertsError(f"the config gives experts an inner size of {inner}")
+    if not 0 < k <= experts:
+        raise ExpertsError(f"the config has {experts} experts and lets each token pass {k} of them")
+    if groups > 1 and (experts % groups or not 0 < top <= groups or k > top * (experts // groups)):
+        raise ExpertsError(
+            f"the config has {experts} experts in {groups} groups (n_group) and takes {k} from the best {top} "
+            "(topk_group): groups must be of one size, and those taken from have as many experts as are taken"
+        )
+    if groups > 1 and router.group_score == "top2" and experts // groups < 2:
+        raise ExpertsError(f"the config has {groups} groups (n_group) of one expert: two are needed to rank a group")
+
+
 class MoE(Layer):
     """Gated experts behind a router, and where `shared` > 0 a gated MLP of that inner size that every token passes.
 
@@ -82,6 +104,7 @@ class MoE(Layer):
         router_bias: bool = False,
         limit: float = 0.0,
     ):
+        _check(router, experts, inner)
         self.rule = router
         self.activation = activation
         self.limit = limit

@@ -25,25 +25,50 @@ def make_rope(parameters: Mapping[str, Any], head_dim: int, max_position_embeddi
     """The `Rope` of one kind of layer.
 
     `parameters`: rope_type, rope_theta and the kind's own keys, optionally `partial_rotary_factor` and
-    `rope_freq_factors` (d/2 divisors, as GGUF files carry them). Raises RopeError naming what is missing.
+    `rope_freq_factors` (d/2 divisors, as GGUF files carry them). Raises RopeError naming what is missing or wrong.
     """
+    parameters = checked(parameters)
     kind = str(parameters.get("rope_type") or "default")
     rotated = rotated_size(parameters, head_dim)
-    base = float(parameters["rope_theta"])
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise RopeError(f"RoPE would turn {rotated} of the {head_dim} values of a head, an even number is needed")
     if kind not in _KINDS:
         raise RopeError(f"rope_type {kind!r} is not supported; known: {', '.join(sorted(_KINDS))}")
     try:
+        base = float(parameters["rope_theta"])
         frequencies, scale = _KINDS[kind](parameters, base, rotated, max_position_embeddings, max_model_len)
     except KeyError as missing:
         raise RopeError(f"rope_type {kind!r} needs {missing.args[0]!r} in its parameters") from None
-    factors = parameters.get("rope_freq_factors")
-    if factors is not None:
-        if len(factors) != rotated // 2:
-            raise RopeError(f"the file holds {len(factors)} RoPE frequency factors, {rotated // 2} are needed")
-        frequencies = (frequencies / np.asarray(factors, np.float32)).astype(np.float32)
+    if parameters.get("rope_freq_factors") is not None:
+        frequencies = (frequencies / _divisors(parameters, "rope_freq_factors", rotated)).astype(np.float32)
     if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
         raise RopeError(f"rope_type {kind!r}: its parameters give frequencies that are no numbers")
     return Rope(tuple(float(f) for f in frequencies.astype(np.float32)), scale)
+
+
+def checked(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Those parameters that are set. Raises RopeError where one that is a number in every kind is none."""
+    for key, lowest in _NUMBERS.items():
+        value = parameters.get(key)
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < lowest or value == lowest == 0 and key not in _MAY_BE_ZERO:
+            raise RopeError(f"the RoPE parameters have {key} = {value!r}, a number above {lowest} is needed")
+    return {key: value for key, value in parameters.items() if value is not None}
+
+
+def _divisors(parameters: Mapping[str, Any], key: str, rotated: int) -> F32:
+    """A list of rotated/2 positive numbers."""
+    try:
+        values = np.asarray(parameters[key], np.float32)
+    except (TypeError, ValueError):
+        raise RopeError(f"the RoPE parameters have {key} = {parameters[key]!r}, numbers are needed") from None
+    if values.shape != (rotated // 2,):
+        raise RopeError(f"the RoPE parameters have {values.size} numbers in {key}, {rotated // 2} are needed")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise RopeError(f"the RoPE parameters have a number in {key} that is not above 0")
+    return values
 
 
 def rotated_size(parameters: Mapping[str, Any], head_dim: int) -> int:
@@ -79,6 +104,8 @@ def _llama3(p: Mapping[str, Any], base: float, rotated: int, native: int, length
     plain = _plain(base, rotated)
     factor, low, high = float(p["factor"]), float(p["low_freq_factor"]), float(p["high_freq_factor"])
     original = float(p["original_max_position_embeddings"])
+    if low >= high:
+        raise RopeError(f"rope_type 'llama3' has low_freq_factor = {low}, not below high_freq_factor = {high}")
     wavelength = 2 * np.pi / plain.astype(np.float64)
     smooth = (original / wavelength - low) / (high - low)
     blended = (1 - smooth) * plain / factor + smooth * plain
@@ -89,6 +116,8 @@ def _llama3(p: Mapping[str, Any], base: float, rotated: int, native: int, length
 def _yarn(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:
     original = float(p.get("original_max_position_embeddings") or native)
     factor = float(p["factor"])
+    if base <= 1:
+        raise RopeError(f"rope_type 'yarn' needs a rope_theta above 1, not {base}")
 
     def dimension(rotations: float) -> float:
         return rotated * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -115,9 +144,9 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 
 def _longrope(p: Mapping[str, Any], base: float, rotated: int, native: int, length: int) -> tuple[F32, float]:
     original = int(p.get("original_max_position_embeddings") or native)
-    factors = np.asarray(p["long_factor"] if length > original else p["short_factor"], np.float32)
-    if len(factors) != rotated // 2:
-        raise RopeError(f"longrope lists {len(factors)} factors, {rotated // 2} are needed")
+    if original < 2:
+        raise RopeError(f"rope_type 'longrope' has original_max_position_embeddings = {original}")
+    factors = _divisors(p, "long_factor" if length > original else "short_factor", rotated)
     stretch = float(p.get("factor") or native / original)
     scale = p.get("attention_factor")
     if scale is None:
@@ -133,3 +162,14 @@ _KINDS = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
+
+_NUMBERS = {
+    **dict.fromkeys(("rope_theta", "factor", "partial_rotary_factor", "attention_factor", "alpha"), 0),
+    **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"), 0),
+    "llama_4_scaling_beta": 0,
+    "original_max_position_embeddings": 1,
+}
+"""Parameters that are numbers, and what they may not be below."""
+
+_MAY_BE_ZERO = ("alpha", "mscale", "mscale_all_dim", "llama_4_scaling_beta")
+"""Where 0 says what no value says."""

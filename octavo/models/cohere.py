@@ -81,4 +81,4 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
             parallel=True,
         )
 
-    return Decoder(c, block, LayerNorm(c.hidden_size, c.eps), logit_scale=float(c.raw["logit_scale"]))
+    return Decoder(c, block, LayerNorm(c.hidden_size, c.eps), logit_scale=c.real("logit_scale"))

@@ -54,14 +54,14 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
     nope, rotated, value, latent = _sizes(c)
     inner, shared = c.number("moe_intermediate_size"), c.number("n_shared_experts", 0)
-    dense, every = c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1)
+    dense, every = c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1, zero=False)
     router = _router(c) if c.experts else None
     if c.mlp_bias:
         raise ModelConfigError("mlp_bias = true is not supported for DeepSeek models")
     rope = make_rope(c.rope, rotated, c.max_position_embeddings, max_model_len)
     scale = (nope + rotated) ** -0.5
     if c.rope["rope_type"] != "default" and c.rope.get("mscale_all_dim"):
-        scale *= yarn_magnitude(float(c.rope["factor"]), float(c.rope["mscale_all_dim"])) ** 2
+        scale *= yarn_magnitude(float(c.rope.get("factor") or 1.0), float(c.rope["mscale_all_dim"])) ** 2
 
     def mlp(i: int) -> GatedMLP | MoE:
         if router is None or i < dense or i % every:
@@ -109,7 +109,7 @@ def _sizes(c: ModelConfig) -> tuple[int, int, int, int]:
 def _router(c: ModelConfig) -> Router:
     scoring, method = ("softmax", "greedy") if c.architecture.startswith("DeepseekV2") else ("sigmoid", "noaux_tc")
     scoring, method = c.raw.get("scoring_func", scoring), c.raw.get("topk_method", method)
-    rule = Router(c.number("num_experts_per_tok"), scale=float(c.raw.get("routed_scaling_factor", 1.0)))
+    rule = Router(c.number("num_experts_per_tok"), scale=c.real("routed_scaling_factor", 1.0))
     limited = rule._replace(groups=c.number("n_group", 1), top_groups=c.number("topk_group", 1))
     renormalize = bool(c.raw.get("norm_topk_prob"))
     if (scoring, method) == ("sigmoid", "noaux_tc"):

@@ -27,7 +27,7 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
-    if float(c.raw.get("compression_ratio") or 1.0) != 1.0:
+    if c.real("compression_ratio", 1.0) != 1.0:
         raise ModelConfigError(f"compression_ratio = {c.raw['compression_ratio']}: only 1 is supported")
     bias = bool(c.raw.get("use_bias"))
     if bias and c.raw.get("weight_share_add_bias"):

@@ -29,9 +29,9 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
     if c.raw.get("use_bias"):
         raise ModelConfigError("use_bias = true is not supported for ERNIE models with experts")
-    first, every = c.number("moe_layer_start_index", 1), c.number("moe_layer_interval", 1)
+    first, every = c.number("moe_layer_start_index", 1), c.number("moe_layer_interval", 1, zero=False)
     last = c.layers - 1 if c.raw.get("moe_layer_end_index", -1) == -1 else c.number("moe_layer_end_index")
-    router = Router(c.number("moe_k", 6), renormalize=True, floor=float(c.raw.get("moe_norm_min", 1e-12)))
+    router = Router(c.number("moe_k", 6), renormalize=True, floor=c.real("moe_norm_min", 1e-12))
 
     def mlp(i: int) -> GatedMLP | MoE:
         if not first <= i <= last or (i + 1) % every:

@@ -10,7 +10,7 @@ from octavo.layers.attention import Attention
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
-from octavo.models.config import ModelConfig
+from octavo.models.config import ModelConfig, whole
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, QK_NORM
 
@@ -24,8 +24,10 @@ NAMES = (
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     out = {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, **raw}
+    if not isinstance(out["sliding_window_pattern"], str):
+        whole(out, "sliding_window_pattern", 0)
     if raw.get("layer_types") is None:
-        layers = int(raw.get("num_hidden_layers") or 0)
+        layers = raw.get("num_hidden_layers") or 0
         slides = [
             out["sliding_window"] is not None and _slides(out["sliding_window_pattern"], i, layers)
             for i in range(layers)
@@ -36,9 +38,9 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _slides(pattern: int | str | None, i: int, layers: int) -> bool:
     """By "LLLG": local or global by turns, the last layer always global; by 4: every fourth is global."""
-    if isinstance(pattern, str):
+    if pattern and isinstance(pattern, str):
         return i != layers - 1 and pattern[i % len(pattern)] == "L"
-    return bool(pattern) and (i + 1) % int(pattern or 1) != 0
+    return isinstance(pattern, int) and pattern > 0 and (i + 1) % pattern != 0
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:

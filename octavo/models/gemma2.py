@@ -61,8 +61,8 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
                 c.head_dim,
                 rope,
                 window=windows[i],
-                scale=float(c.raw["query_pre_attn_scalar"]) ** -0.5,
-                softcap=float(c.raw["attn_logit_softcapping"] or 0.0),
+                scale=c.real("query_pre_attn_scalar", zero=False) ** -0.5,
+                softcap=c.real("attn_logit_softcapping", 0.0),
                 bias=c.attention_bias,
                 out_bias=c.attention_bias,
             ),
@@ -77,5 +77,5 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         block,
         norm(),
         embed_scale=float(np.float32(c.hidden_size**0.5)),
-        logit_softcap=float(c.raw["final_logit_softcapping"] or 0.0),
+        logit_softcap=c.real("final_logit_softcapping", 0.0),
     )

@@ -3,13 +3,16 @@ sliding layers turn by a RoPE base of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from octavo.layers.attention import Attention
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, QK_NORM
 from octavo.ops.contract import Rope
@@ -21,6 +24,23 @@ NAMES = (
     ("model.layers.{i}.pre_feedforward_layernorm", "blocks.{i}.norm2"),
     ("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.post2"),
 )
+
+DEFAULTS = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}
+"""Of transformers' Gemma3TextConfig."""
+
+
+def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return in_common_words(raw, DEFAULTS)
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
@@ -41,8 +61,8 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
                 c.head_dim,
                 ropes[bool(windows[i])],
                 window=windows[i],
-                scale=float(c.raw.get("query_pre_attn_scalar") or c.head_dim) ** -0.5,
-                softcap=float(c.raw.get("attn_logit_softcapping") or 0.0),
+                scale=c.real("query_pre_attn_scalar", zero=False) ** -0.5,
+                softcap=c.real("attn_logit_softcapping", 0.0),
                 bias=c.attention_bias,
                 out_bias=c.attention_bias,
                 q_norm=norm(c.head_dim),
@@ -59,23 +79,19 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         block,
         norm(c.hidden_size),
         embed_scale=float(np.float32(c.hidden_size**0.5)),
-        logit_softcap=float(c.raw.get("final_logit_softcapping") or 0.0),
+        logit_softcap=c.real("final_logit_softcapping", 0.0),
     )
 
 
 def _layers(c: ModelConfig, max_model_len: int) -> tuple[tuple[int, ...], dict[bool, Rope]]:
     """Windows by layer, and the RoPE of full (False) and sliding (True) layers, from either spelling of the config."""
     windows = c.windows
-    if "layer_types" not in c.raw:
-        pattern = int(c.raw.get("sliding_window_pattern") or c.raw.get("_sliding_window_pattern") or 6)
+    if c.raw.get("layer_types") is None:
+        pattern = c.number("sliding_window_pattern", 0) or c.number("_sliding_window_pattern", 0) or 6
         windows = tuple(0 if (i + 1) % pattern == 0 else w for i, w in enumerate(windows))
     nested = c.raw.get("rope_parameters") or {}
-    full = dict(c.rope)
-    if "full_attention" in nested:
-        full = dict(nested["full_attention"])
-        local = dict(nested.get("sliding_attention") or full)
-    else:
-        local = {"rope_type": "default", "rope_theta": c.raw.get("rope_local_base_freq") or 10000.0}
+    full = {**c.rope, **(nested.get("full_attention") or {})}
+    local = {"rope_theta": c.raw["rope_local_base_freq"], **(nested.get("sliding_attention") or {})}
     return windows, {
         False: make_rope(full, c.head_dim, c.max_position_embeddings, max_model_len),
         True: make_rope(local, c.head_dim, c.max_position_embeddings, max_model_len),

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.layers.rope import make_rope
 from octavo.layers.views import Columns, part
-from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words, whole
 from octavo.models.decoder import Decoder
 from octavo.models.names import LLAMA, QK_NORM, Names, but
 from octavo.models.streams import StreamBlock, StreamDecoder
@@ -39,7 +39,7 @@ DEFAULTS = {
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     out = in_common_words(raw, DEFAULTS)
-    layers, inner = out.get("num_hidden_layers", 0), out.get("intermediate_size")
+    layers, inner = whole(out, "num_hidden_layers", 0), out.get("intermediate_size")
     out["inner_sizes"] = inner if isinstance(inner, list) else [inner] * layers
     out["intermediate_size"] = inner[0] if isinstance(inner, list) and inner else inner
     if out.get("layer_types") is None:

@@ -32,7 +32,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         groups=c.number("n_group", 1),
         top_groups=c.number("topk_group", 1),
         group_score="top2",
-        scale=float(c.raw.get("routed_scaling_factor", 1.0)),
+        scale=c.real("routed_scaling_factor", 1.0),
         eps=1e-20,
     )
 

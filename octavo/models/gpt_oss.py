@@ -15,7 +15,7 @@ from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.layers.views import Rows, Transposed
-from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words, whole
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import EXPERTS, LLAMA, Names
 from octavo.ops.contract import Router
@@ -48,7 +48,7 @@ ALPHA = 1.702
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     out = in_common_words(raw, DEFAULTS)
     if out.get("layer_types") is None:
-        layers = range(out.get("num_hidden_layers", 0))
+        layers = range(whole(out, "num_hidden_layers", 0))
         out["layer_types"] = ["full_attention" if i % 2 else "sliding_attention" for i in layers]
     if not out.get("rope_parameters") and not out.get("rope_scaling"):
         out["rope_scaling"] = YARN
@@ -84,7 +84,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
                 "swiglu_oai",
                 bias=True,
                 router_bias=True,
-                limit=float(c.raw.get("swiglu_limit", 7.0)),
+                limit=c.real("swiglu_limit", 7.0),
             ),
         )
 

@@ -12,17 +12,14 @@ __all__ = ["NAMES", "make"]
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
-    def number(key: str) -> float:
-        return float(c.raw.get(key, 1.0))
-
     return dense(
         c,
         max_model_len,
         bias=c.attention_bias,
         out_bias=c.attention_bias,
         mlp_bias=bool(c.mlp_bias),
-        attention_scale=number("attention_multiplier"),
-        residual_scale=number("residual_multiplier"),
-        embed_scale=number("embedding_multiplier"),
-        logit_scale=1.0 / number("logits_scaling"),
+        attention_scale=c.real("attention_multiplier", 1.0),
+        residual_scale=c.real("residual_multiplier", 1.0),
+        embed_scale=c.real("embedding_multiplier", 1.0),
+        logit_scale=1.0 / c.real("logits_scaling", 1.0, zero=False),
     )

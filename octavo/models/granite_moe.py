@@ -25,7 +25,7 @@ NAMES = (
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
     embedding, branch, scores, logits = (
-        float(c.raw.get(key, 1.0))
+        c.real(key, 1.0, zero=False)
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     )
     router = Router(c.number("num_experts_per_tok", 2), renormalize=True, scale=branch)

@@ -16,7 +16,7 @@ from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
 from octavo.layers.views import Transposed, interleaved
-from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words, whole
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, Names
 from octavo.ops.contract import Router, Temperature
@@ -41,9 +41,10 @@ DEFAULTS = {
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Which layers turn, see chunks and have experts follows from intervals where no list says it."""
     out = in_common_words(raw, DEFAULTS)
-    layers, step = range(out.get("num_hidden_layers", 0)), out["interleave_moe_layer_step"]
+    layers = range(whole(out, "num_hidden_layers", 0))
+    step, interval = (whole(out, key, zero=False) for key in ("interleave_moe_layer_step", "no_rope_layer_interval"))
     if not out.get("no_rope_layers"):
-        out["no_rope_layers"] = [(i + 1) % out["no_rope_layer_interval"] != 0 for i in layers]
+        out["no_rope_layers"] = [(i + 1) % interval != 0 for i in layers]
     if out.get("moe_layers") is None:
         out["moe_layers"] = list(layers[step - 1 :: step])
     if out.get("layer_types") is None:
@@ -65,7 +66,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
     temperature = None
     if c.raw.get("attn_temperature_tuning", True):
-        temperature = Temperature(float(c.raw.get("attn_scale", 0.1)), float(c.number("floor_scale", 8192)))
+        temperature = Temperature(c.real("attn_scale", 0.1), float(c.number("floor_scale", 8192)))
 
     def block(i: int) -> Block:
         normed = turned[i] and c.raw.get("use_qk_norm", True)

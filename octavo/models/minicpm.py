@@ -22,7 +22,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     if c.experts:
         raise ModelConfigError(f"num_experts = {c.experts}: MiniCPM's mixture of experts is not supported")
     sparse = c.raw.get("sparse_config")
-    if sparse and max_model_len > int(sparse.get("dense_len", 0)):
+    if sparse and max_model_len > (sparse.get("dense_len") or 0):
         raise ModelConfigError(
             f"sparse_config: attention is sparse in contexts longer than dense_len = {sparse.get('dense_len')}, which "
             f"is not supported; max_model_len is {max_model_len}"
@@ -32,7 +32,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         max_model_len,
         bias=c.attention_bias,
         out_bias=c.attention_bias,
-        residual_scale=float(c.raw["scale_depth"]) / c.layers**0.5,
-        embed_scale=float(c.raw["scale_emb"]),
-        logit_scale=float(c.raw["dim_model_base"]) / c.hidden_size,
+        residual_scale=c.real("scale_depth") / c.layers**0.5,
+        embed_scale=c.real("scale_emb"),
+        logit_scale=c.real("dim_model_base") / c.hidden_size,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.layers.rope import checked
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.dense import dense
@@ -37,7 +38,8 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
-    beta = c.rope.get("llama_4_scaling_beta")
-    floor = float(c.rope.get("original_max_position_embeddings") or c.max_position_embeddings)
-    temperature = Temperature(float(beta), floor, start=0) if beta else None
+    rope = checked(c.rope)
+    beta = rope.get("llama_4_scaling_beta")
+    floor = rope.get("original_max_position_embeddings") or c.max_position_embeddings
+    temperature = Temperature(float(beta), float(floor), start=0) if beta else None
     return dense(c, max_model_len, bias=False, temperature=temperature)

@@ -10,7 +10,7 @@ from octavo.layers.attention import Attention
 from octavo.layers.linear import Positions
 from octavo.layers.mlp import PlainMLP
 from octavo.layers.norm import LayerNorm
-from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
+from octavo.models.config import ModelConfig, ModelConfigError, in_common_words, real, whole
 from octavo.models.decoder import Block, Decoder
 
 NAMES = (
@@ -52,7 +52,7 @@ _BUILT: Mapping[str, tuple[Any, ...]] = {
 
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     out = in_common_words(raw, DEFAULTS, WORDS)
-    out["intermediate_size"] = int(out.get("expansion_ratio") or 4) * (out.get("hidden_size") or 0)
+    out["intermediate_size"] = whole(out, "expansion_ratio", 4, zero=False) * (out.get("hidden_size") or 0)
     return out
 
 
@@ -79,9 +79,9 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
                 c.heads,
                 c.head_dim,
                 None,
-                scale=attention.get("softmax_scale"),
-                alibi=alibi_slopes(c.heads, float(attention.get("alibi_bias_max") or 8)) if alibi else (),
-                clip=float(attention.get("clip_qkv") or 0.0),
+                scale=None if attention.get("softmax_scale") is None else real(attention, "softmax_scale", zero=False),
+                alibi=alibi_slopes(c.heads, real(attention, "alibi_bias_max", 8.0, zero=False)) if alibi else (),
+                clip=real(attention, "clip_qkv", 0.0),
                 bias=bias,
                 out_bias=bias,
             ),

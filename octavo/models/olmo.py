@@ -36,7 +36,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
                 c.kv_heads,
                 c.head_dim,
                 rope,
-                clip=float(c.raw.get("clip_qkv") or 0.0),
+                clip=c.real("clip_qkv", 0.0),
                 bias=c.attention_bias,
                 out_bias=c.attention_bias,
             ),

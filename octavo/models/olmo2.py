@@ -10,7 +10,7 @@ from octavo.layers.attention import Attention
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
-from octavo.models.config import ModelConfig
+from octavo.models.config import ModelConfig, whole
 from octavo.models.decoder import Block, Decoder
 from octavo.models.names import LLAMA, QK_NORM
 
@@ -27,7 +27,7 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if "Olmo3ForCausalLM" in raw["architectures"]:
         out = {"rope_theta": 500000.0, "sliding_window": 4096, **out}
         if raw.get("layer_types") is None:
-            layers = range(int(raw.get("num_hidden_layers") or 0))
+            layers = range(whole(raw, "num_hidden_layers", 0))
             out["layer_types"] = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in layers]
     return out
 

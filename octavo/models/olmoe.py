@@ -37,7 +37,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
                 c.kv_heads,
                 c.head_dim,
                 rope,
-                clip=float(c.raw.get("clip_qkv") or 0.0),
+                clip=c.real("clip_qkv", 0.0),
                 bias=bias,
                 out_bias=bias,
                 q_norm=RMSNorm(c.heads * c.head_dim, c.eps),

@@ -76,6 +76,6 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         c,
         block,
         norm() if before and not c.raw.get("_remove_final_layer_norm") else None,
-        embed_width=c.raw.get("word_embed_proj_dim"),
+        embed_width=c.number("word_embed_proj_dim", 0),
         positions=Positions(c.max_position_embeddings + 2, c.hidden_size, offset=2),
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from octavo.layers.attention import Attention
 from octavo.layers.moe import MoE
 from octavo.layers.norm import LayerNorm
-from octavo.layers.rope import make_rope
+from octavo.layers.rope import checked, make_rope
 from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Block, Decoder
 from octavo.models.mixtral import NAMES, rewrite
@@ -21,7 +21,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         raise ModelConfigError(f"num_experts_per_tok = {c.raw['num_experts_per_tok']}: SparseMixer chooses 2")
     if c.tie_word_embeddings and c.raw.get("lm_head_bias"):
         raise ModelConfigError("lm_head_bias = true with tie_word_embeddings = true is not supported")
-    router = Router(2, "sparsemixer", jitter=float(c.raw.get("router_jitter_noise", 0.01)))
+    router = Router(2, "sparsemixer", jitter=c.real("router_jitter_noise", 0.01))
     bias = bool(c.attention_bias)
 
     def norm() -> LayerNorm:
@@ -49,13 +49,14 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
 
 def _rope(c: ModelConfig, max_model_len: int) -> Rope:
     """As elsewhere, but the config says by what queries and keys are multiplied: `short_mscale` and `long_mscale`."""
-    rope = dict(c.rope)
-    if rope["rope_type"] == "longrope":
+    rope = checked(c.rope)
+    kind = rope.setdefault("rope_type", "default")
+    if kind == "longrope":
         original = rope.get("original_max_position_embeddings") or c.max_position_embeddings
         key = "long_mscale" if max_model_len > original else "short_mscale"
         if not isinstance(rope.get(key), int | float):
             raise ModelConfigError(f"rope_scaling of type longrope has {key} = {rope.get(key)!r}, a number is needed")
         rope["attention_factor"] = rope[key]
-    elif rope["rope_type"] != "default":
-        raise ModelConfigError(f"rope_type {rope['rope_type']!r} is not supported for Phi-3.5-MoE")
+    elif kind != "default":
+        raise ModelConfigError(f"rope_type {kind!r} is not supported for Phi-3.5-MoE")
     return make_rope(rope, c.head_dim, c.max_position_embeddings, max_model_len)

@@ -59,4 +59,4 @@ def sparse(c: ModelConfig, i: int) -> bool:
     """Whether layer i has experts: every `decoder_sparse_step`th, but those of `mlp_only_layers`."""
     if i in (c.raw.get("mlp_only_layers") or ()) or not c.experts:
         return False
-    return (i + 1) % c.number("decoder_sparse_step", 1) == 0
+    return (i + 1) % c.number("decoder_sparse_step", 1, zero=False) == 0

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.layers.moe import ExpertsError
 from octavo.layers.rope import RopeError
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig, ModelConfigError, check_kinds
 from octavo.models.decoder import Decoder
 from octavo.models.names import Names
 
@@ -101,6 +102,7 @@ class Architecture:
     def config(self, raw: Mapping[str, Any]) -> ModelConfig:
         """Read config.json. Raises ModelConfigError."""
         with _believing():
+            check_kinds(raw)
             return ModelConfig.read(self.rewrite(raw), self.name)
 
 
@@ -111,6 +113,8 @@ def _believing() -> Iterator[None]:
         yield
     except (ModelConfigError, RopeError):
         raise
+    except ExpertsError as error:
+        raise ModelConfigError(str(error)) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelConfigError(
             f"the model's config has a value that cannot be right ({type(error).__name__}: {error})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.models.config import ModelConfig, ModelConfigError
+from octavo.models.config import ModelConfig, ModelConfigError, whole
 from octavo.models.decoder import Decoder
 from octavo.models.dense import dense
 from octavo.models.names import LLAMA as NAMES
@@ -16,8 +16,7 @@ __all__ = ["NAMES", "make", "rewrite"]
 def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2000000.0}
     out = {"tie_word_embeddings": True, "use_sliding_window": False, **defaults, **raw}
-    layers = int(raw.get("num_hidden_layers") or 0)
-    interval = raw.get("no_rope_layer_interval") or 4
+    layers, interval = whole(raw, "num_hidden_layers", 0), whole(raw, "no_rope_layer_interval", 0) or 4
     rotates = raw.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
     out["no_rope_layers"] = rotates
     if raw.get("layer_types") is None:

@@ -117,7 +117,7 @@ class StreamDecoder(Decoder):
             block,
             RMSNorm(c.hidden_size, c.eps),
             embed_scale=float(np.float32(c.hidden_size**0.5)),
-            logit_softcap=float(c.raw["final_logit_softcapping"] or 0.0),
+            logit_softcap=c.real("final_logit_softcapping", 0.0),
         )
         further = range(c.number("altup_num_inputs") - 1)
         self.spread = [Linear(c.hidden_size, {"": c.hidden_size}) for _ in further]

@@ -139,6 +139,11 @@ def test_gpt_oss_without_a_word_of_rope_has_that_of_its_class() -> None:
 
 
 CLASSES = {
+    "LlamaForCausalLM": "LlamaConfig",
+    "MistralForCausalLM": "MistralConfig",
+    "Qwen2ForCausalLM": "Qwen2Config",
+    "Qwen3ForCausalLM": "Qwen3Config",
+    "Gemma3ForCausalLM": "Gemma3TextConfig",
     "GemmaForCausalLM": "GemmaConfig",
     "Gemma2ForCausalLM": "Gemma2Config",
     "PhiForCausalLM": "PhiConfig",
@@ -191,8 +196,10 @@ CLASSES = {
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_key_that_a_file_leaves_out_means_what_transformers_takes_it_for(name: str) -> None:
     """The classes' defaults, for what is not a size."""
-    theirs = getattr(transformers, CLASSES[name])()
+    # GLM 4.5's class takes heads of 42 values by default, of which half cannot be turned in pairs.
+    theirs = getattr(transformers, CLASSES[name])(**({"num_attention_heads": 32} if name.startswith("Glm4Moe") else {}))
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "ffn_dim")
+    sizes += ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     raw = {key: getattr(theirs, key) for key in sizes if hasattr(theirs, key)} | {"architectures": [name]}
     architecture = find(raw)
     c = architecture.config(raw)
@@ -211,8 +218,75 @@ def test_a_key_that_a_file_leaves_out_means_what_transformers_takes_it_for(name:
     assert c.head_dim == (default("head_dim") or theirs.hidden_size // theirs.num_attention_heads)
     rope = default("rope_parameters")
     if rope is not None:
+        if name == "Gemma3ForCausalLM":
+            assert c.raw["rope_local_base_freq"] == rope["sliding_attention"]["rope_theta"]
         rope = rope.get("full_attention", rope)
         assert c.rope["rope_theta"] == rope["rope_theta"]
         assert c.rope.get("partial_rotary_factor", 1.0) == rope.get("partial_rotary_factor", 1.0)
     block = architecture.make(c, 64).blocks[0]
     assert block.attn.window == (default("sliding_window") or 0)
+
+
+HOSTILE: list[tuple[str, dict[str, Any], str]] = [
+    ("LlamaForCausalLM", {"num_key_value_heads": 3}, "not a multiple"),
+    ("LlamaForCausalLM", {"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+    ("LlamaForCausalLM", {"hidden_size": 3}, "head_dim 0 is not supported"),
+    ("LlamaForCausalLM", {"hidden_size": float("inf")}, "hidden_size = inf"),
+    ("LlamaForCausalLM", {"hidden_size": float("nan")}, "hidden_size = nan"),
+    ("LlamaForCausalLM", {"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000, more than 10000"),
+    ("LlamaForCausalLM", {"num_attention_heads": 10**9}, "num_attention_heads = 1000000000, more than"),
+    ("LlamaForCausalLM", {"max_position_embeddings": 0}, "max_position_embeddings = 0"),
+    ("LlamaForCausalLM", {"rms_norm_eps": "tiny"}, "rms_norm_eps = 'tiny'"),
+    ("LlamaForCausalLM", {"rms_norm_eps": -1e-5}, "rms_norm_eps = -1e-05"),
+    ("LlamaForCausalLM", {"sliding_window": -4}, "sliding_window = -4"),
+    ("LlamaForCausalLM", {"sliding_window": True}, "sliding_window = True"),
+    ("LlamaForCausalLM", {"layer_types": 7}, "layer_types = 7, a list is needed"),
+    ("LlamaForCausalLM", {"layer_types": ["full_attention"]}, "layer_types lists 1 layers"),
+    ("LlamaForCausalLM", {"layer_types": [None, "mamba"]}, "layer_types holds None"),
+    ("LlamaForCausalLM", {"rope_scaling": "linear"}, "rope_scaling = 'linear', an object is needed"),
+    ("LlamaForCausalLM", {"rope_parameters": {"full_attention": 5}}, "full_attention = 5, an object is needed"),
+    ("LlamaForCausalLM", {"rope_theta": True}, "rope_theta = True"),
+    ("MixtralForCausalLM", {}, "no number of experts"),
+    ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 5}, "4 experts .* pass 5"),
+    ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 0}, "pass 0"),
+    ("MixtralForCausalLM", {"num_local_experts": 10**9}, "num_local_experts = 1000000000, more than"),
+    ("Qwen3MoeForCausalLM", {"num_experts": 8, "moe_intermediate_size": 0}, "an inner size of 0"),
+    ("Qwen3MoeForCausalLM", {"num_experts": 8, "decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+    ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 8, "moe_layer_interval": 0}, "moe_layer_interval = 0"),
+    ("Glm4MoeForCausalLM", {"n_routed_experts": 8, "n_group": 3}, "8 experts in 3 groups"),
+    ("Glm4MoeForCausalLM", {"n_routed_experts": 8, "n_group": 2, "topk_group": 3}, "from the best 3"),
+    ("Glm4MoeForCausalLM", {"n_routed_experts": 8, "n_group": 4, "topk_group": 1}, "takes 8 from the best 1"),
+    ("Glm4MoeForCausalLM", {"n_routed_experts": 8, "n_group": 8, "topk_group": 8}, "8 groups .* of one expert"),
+    ("Glm4MoeForCausalLM", {"n_routed_experts": 8, "routed_scaling_factor": "x"}, "routed_scaling_factor = 'x'"),
+    ("GraniteForCausalLM", {"logits_scaling": 0}, "logits_scaling = 0, a number above 0"),
+    ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0, a number above 0"),
+    ("MPTForCausalLM", {"expansion_ratio": float("nan")}, "expansion_ratio = nan"),
+    ("MPTForCausalLM", {"attn_config": []}, "attn_config = .., an object"),
+    ("MPTForCausalLM", {"attn_config": {"clip_qkv": "x"}}, "clip_qkv = 'x'"),
+    ("Llama4ForCausalLM", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step = 0"),
+    ("Llama4ForCausalLM", {"no_rope_layer_interval": None, "num_hidden_layers": []}, "num_hidden_layers = .., a whole"),
+    ("Exaone4ForCausalLM", {"sliding_window_pattern": 1.5}, "sliding_window_pattern = 1.5"),
+    ("DeepseekV3ForCausalLM", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers = 1000000000"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), HOSTILE)
+def test_a_config_that_makes_no_model_is_refused_in_a_sentence(name: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        build(name, **keys)
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_qwen_slides_only_where_it_is_told_to(name: str) -> None:
+    layers = {"num_hidden_layers": 4, "sliding_window": 16, "max_window_layers": 2}
+    assert [b.attn.window for b in build(name, **layers).blocks] == [0] * 4
+    assert [b.attn.window for b in build(name, **layers, use_sliding_window=True).blocks] == [0, 0, 16, 16]
+
+
+def test_gemma_3_1b_says_neither_that_its_head_is_tied_nor_which_layers_slide() -> None:
+    """The keys of the published file."""
+    said = {"sliding_window": 16, "sliding_window_pattern": 6, "rope_theta": 1000000, "rope_local_base_freq": 10000}
+    model = build("Gemma3ForCausalLM", **said, num_hidden_layers=7, rope_scaling=None, hidden_activation="silu")
+    assert model.lm_head is None
+    assert [b.attn.window for b in model.blocks] == [16] * 5 + [0, 16]
+    assert model.blocks[0].attn.rope != model.blocks[5].attn.rope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_factors_of_a_file_divide_the_frequencies() -> None:
     plain = make_rope({"rope_type": "default", "rope_theta": 1e4}, 8, 64, 64)
     scaled = make_rope({"rope_type": "default", "rope_theta": 1e4, "rope_freq_factors": [1, 2, 4, 8]}, 8, 64, 64)
     np.testing.assert_allclose(scaled.inv_freq, np.array(plain.inv_freq) / [1, 2, 4, 8], rtol=1e-6)
-    with pytest.raises(RopeError, match="holds 3 RoPE frequency factors, 4 are needed"):
+    with pytest.raises(RopeError, match="3 numbers in rope_freq_factors, 4 are needed"):
         make_rope({"rope_type": "default", "rope_theta": 1e4, "rope_freq_factors": [1, 2, 4]}, 8, 64, 64)
 
 
@@ -124,3 +125,41 @@ def test_unknown_kind_and_missing_key_are_named() -> None:
         make_rope({"rope_type": "spiral", "rope_theta": 1e4}, 8, 64, 64)
     with pytest.raises(RopeError, match="'linear' needs 'factor'"):
         make_rope({"rope_type": "linear", "rope_theta": 1e4}, 8, 64, 64)
+
+
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"rope_type": "linear", "factor": 0}, "factor = 0"),
+    ({"rope_type": "linear", "factor": math.nan}, "factor = nan"),
+    ({"rope_type": "linear", "factor": "8"}, "factor = '8'"),
+    ({"rope_type": "linear", "factor": None}, "needs 'factor'"),
+    (
+        {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": -5},
+        "original_max_position_embeddings = -5",
+    ),
+    ({"rope_type": "yarn", "factor": 4, "beta_fast": "x"}, "beta_fast = 'x'"),
+    ({"rope_type": "yarn", "factor": 4, "attention_factor": math.inf}, "attention_factor = inf"),
+    ({"rope_type": "yarn", "factor": 4, "rope_theta": 1}, "rope_theta above 1"),
+    ({"rope_type": "dynamic", "alpha": "x"}, "alpha = 'x'"),
+    (
+        {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}
+        | {"original_max_position_embeddings": 32},
+        "not below high_freq_factor",
+    ),
+    ({"rope_type": "longrope", "short_factor": "x", "long_factor": "x"}, "long_factor = 'x', numbers are needed"),
+    ({"rope_type": "longrope", "short_factor": [1], "long_factor": [1]}, "1 numbers in long_factor, 8 are needed"),
+    ({"rope_type": "longrope", "short_factor": [0] * 8, "long_factor": [0] * 8}, "not above 0"),
+    ({"rope_type": "longrope", "original_max_position_embeddings": 1}, "original_max_position_embeddings = 1"),
+    ({"rope_type": ["yarn"]}, "is not supported"),
+    ({"rope_theta": None}, "needs 'rope_theta'"),
+    ({"rope_theta": math.nan}, "rope_theta = nan"),
+    ({"partial_rotary_factor": 0.01}, "turn 0 of the 16"),
+    ({"partial_rotary_factor": 3}, "turn 48 of the 16"),
+    ({"partial_rotary_factor": "x"}, "partial_rotary_factor = 'x'"),
+    ({"rope_freq_factors": [1.0] * 7}, "7 numbers in rope_freq_factors"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), WRONG)
+def test_parameters_that_make_no_rope_are_refused_in_a_sentence(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(RopeError, match=message):
+        make_rope({"rope_theta": 10000.0, **parameters}, 16, 64, 512)
