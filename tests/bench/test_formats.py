@@ -12,8 +12,12 @@ import torch
 
 from benchmarks.formats import ggml
 from benchmarks.formats.__main__ import main
-from benchmarks.formats.files import nearest
+from benchmarks.formats.files import WRITTEN, matrix_bits, nearest, path_of
 from benchmarks.formats.measuring import distance
+from octavo.checkpoint import open_checkpoint
+from octavo.quant import dense
+from tests import realmodels
+from tests.quant.twins import plain
 
 
 def test_two_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +41,21 @@ def test_two_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "| `--quantization int8`",
     ]
     assert "1.2e-01, 50.0%" in rows[1]
+
+
+@pytest.mark.parametrize("name", [name for name, one in WRITTEN.items() if one.suffix != ".gguf"])
+def test_folders_are_read_and_close_to_the_floats(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = plain(tmp_path / "source")
+    monkeypatch.setattr(realmodels, "smollm2_hf", lambda: source)
+    path = path_of(WRITTEN[name], tmp_path / "made")
+    bits = matrix_bits(path)
+    with open_checkpoint(path) as made, open_checkpoint(source) as floats:
+        assert made.names() == floats.names()
+        for matrix in (n for n in floats.names() if n.endswith("_proj.weight")):
+            got, want = dense(made.stored(matrix)), dense(floats.stored(matrix))
+            error = np.sqrt(((got - want) ** 2).mean() / (want**2).mean())
+            assert 0 < error < (0.15 if bits < 6 else 0.04), matrix
+    assert bits < 17
 
 
 def test_distance() -> None:
