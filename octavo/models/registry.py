@@ -47,6 +47,7 @@ MODULES: dict[str, str] = {
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe",
+    "HeliumForCausalLM": "helium",
     "HunYuanDenseV1ForCausalLM": "hunyuan",
     "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
     "InternLM2ForCausalLM": "internlm2",

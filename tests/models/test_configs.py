@@ -181,6 +181,7 @@ CLASSES = {
     "InternLM3ForCausalLM": "InternLM3Config",
     "Ministral3ForCausalLM": "Ministral3Config",
     "MinistralForCausalLM": "MinistralConfig",
+    "HeliumForCausalLM": "HeliumConfig",
     "NemotronForCausalLM": "NemotronConfig",
     "OlmoForCausalLM": "OlmoConfig",
     "Olmo2ForCausalLM": "Olmo2Config",

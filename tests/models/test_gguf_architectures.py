@@ -66,6 +66,8 @@ INEXPRESSIBLE = {
     "gpt2-unscaled": _SCALE,
     "gptj": _UNKNOWN,
     "gptj-all-rotated": _UNKNOWN,
+    "helium": _UNKNOWN,
+    "helium-grouped-bias-tied": _UNKNOWN,
     "hunyuan": _HUNYUAN,
     "hunyuan-moe-layers": "files say one number of experts for all layers",
     "hunyuan-moe-published": _HUNYUAN,
