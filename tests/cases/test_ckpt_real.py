@@ -16,6 +16,7 @@ from tests.cases.real import start_fails
 from tests.cases.successor import write_successor
 from tests.devices import make_device
 from tests.models.tiny import VARIANTS, Loaded, make
+from tests.models.variant import Variant
 
 START = {"prompt_token_ids": [LINE_BREAK]}
 
@@ -61,7 +62,8 @@ def test_ckpt_06_dynamic_scaling_within_the_original_length(
     import torch
 
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, **more}
-    monkeypatch.setitem(VARIANTS, "dynamic", ("Llama", {"rope_parameters": rope, "max_position_embeddings": context}))
+    changes = {"rope_parameters": rope, "max_position_embeddings": context}
+    monkeypatch.setitem(VARIANTS, "dynamic", Variant("Llama", changes))
     folder, oracle = make("dynamic", tmp_path)
     ids = [1, *np.random.default_rng(1).integers(3, 199, length - 1).tolist()]
     with torch.no_grad():
