@@ -87,7 +87,7 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
     form = FORMATS[kind]
     out = np.empty((n_out, n_in), np.float32)
     rows = max(1, _SLAB // max(1, n_in))
-    for start in range(0, n_out, rows):
+    for start in range(0, n_out if n_in else 0, rows):
         slab = data[start : start + rows]
         values = form.dense(slab.reshape(-1, form.bytes)).reshape(len(slab), n_in)
         out[start : start + rows, slice(None) if columns is None else columns] = values

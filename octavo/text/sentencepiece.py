@@ -241,6 +241,28 @@ def mark_added(backend: tokenizers.Tokenizer, pieces: Sequence[str], types: Sequ
         backend.add_tokens(ordinary)
 
 
+def _check_charsmap(charsmap: bytes) -> None:
+    """Raise ValueError unless every step through the rules stays inside of them: who follows them does not look.
+
+    The rules are their length, a double array (Aoe, "An efficient digital search algorithm", 1989) of little-endian
+    words, and texts that end in 0. Word i leads to the words (i xor its offset) xor any byte, or, with bit 31 set, to a
+    text. The first word is where every search begins.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    words, texts = charsmap[4 : 4 + size], np.frombuffer(charsmap[4 + size :], np.uint8)
+    if size < 4 or size % 4 or len(words) < size or not len(texts) or texts[-1]:
+        raise ValueError("its rules of normalisation are cut off")
+    array = np.frombuffer(words, "<u4").astype(np.int64)
+    ends = array >> 31 != 0
+    ends[0] = False
+    leads_to = np.arange(len(array)) ^ (array >> 10 << ((array & 1 << 9) >> 6))
+    text = array[ends] & 0x7FFFFFFF
+    if (leads_to[~ends] | 0xFF >= len(array)).any() or (text >= len(texts)).any():
+        raise ValueError("its rules of normalisation lead beyond their end")
+    if (texts[text] & 0xC0 == 0x80).any():
+        raise ValueError("its rules of normalisation lead into the middle of a character")
+
+
 def _decoder(strip: bool) -> decoders.Decoder:
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if strip:
@@ -279,7 +301,7 @@ def build_bpe(
 
 
 def build(model: SentencePieceModel) -> tokenizers.Tokenizer:
-    """A fast tokenizer for a parsed `tokenizer.model`."""
+    """A fast tokenizer for a parsed `tokenizer.model`. ValueError for rules of normalisation that are broken."""
     if not model.unigram:
         return build_bpe(model.pieces, model.scores, model.types, model.unk_id, model.add_space_prefix)
     backend = tokenizers.Tokenizer(
@@ -291,6 +313,7 @@ def build(model: SentencePieceModel) -> tokenizers.Tokenizer:
     )
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
+        _check_charsmap(model.charsmap)
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_spaces:
         steps.append(normalizers.Strip(left=True, right=True))

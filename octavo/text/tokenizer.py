@@ -416,9 +416,9 @@ def _read_folder(path: Path) -> Tokenizer:
     elif pieces.is_file():
         try:
             model = sentencepiece.read_model(pieces)
+            backend = sentencepiece.build(model)
         except ValueError as error:
-            raise TokenizerError(str(error)) from error
-        backend = sentencepiece.build(model)
+            raise TokenizerError(str(error) if str(pieces) in str(error) else f"{pieces}: {error}") from error
         ids = (model.unk_id, model.bos_id, model.eos_id, model.pad_id)
         names = ("unk_token", "bos_token", "eos_token", "pad_token")
         named.update({name: model.pieces[i] for name, i in zip(names, ids, strict=True) if 0 <= i < len(model.pieces)})

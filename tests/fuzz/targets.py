@@ -187,7 +187,19 @@ def _quantized() -> list[bytes]:
         ({"quant_method": "fp8", "weight_block_size": [32, 32], "fmt": "e4m3"}, fp8),
         ({"quant_method": "mxfp4"}, mxfp4),
     ]
-    return [json.dumps({**LLAMA, "quantization_config": q}).encode() + b"\0" + save(t) for q, t in said]
+    return [json.dumps({**LLAMA, "quantization_config": q}).encode() + b"\0" + _saved(t) for q, t in said]
+
+
+def _saved(tensors: dict[str, Any]) -> bytes:
+    """In a file; what ends in .weight and is bytes becomes floats of 8 bits, which numpy has no type for."""
+    data = save(tensors)
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    for name, entry in header.items():
+        if name.endswith(".weight") and entry["dtype"] == "U8":
+            entry["dtype"] = "F8_E4M3"
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def _made_quantized(rng: random.Random) -> bytes:
@@ -223,15 +235,27 @@ OWN_NAMES = {
 F32, Q4_0 = 0, 2
 
 
+def charsmap(changes: dict[int, int] | None = None, texts: bytes = b"bc\0") -> bytes:
+    """SentencePiece's rules of normalisation with the one that "a" becomes "bc": words of an offset (shifted by 10),
+    the mark of a leaf (bit 8) and a byte. `changes`: other words."""
+    array = np.zeros(768, np.uint32)
+    array[0] = 256 << 10
+    array[256 ^ ord("a")] = (512 ^ 256 ^ ord("a")) << 10 | 1 << 8 | ord("a")
+    array[512] = 1 << 31
+    for at, word in (changes or {}).items():
+        array[at] = word
+    return array.nbytes.to_bytes(4, "little") + array.tobytes() + texts
+
+
 @functools.cache
-def _gguf_parts(kind: str) -> tuple[mutation.Pairs, mutation.Infos, bytes]:
+def gguf_parts(kind: str) -> tuple[mutation.Pairs, mutation.Infos, bytes]:
     """A Llama with a tokenizer of this kind, matrices in Q4_0."""
     pieces = [*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOP", "ab", "bc", "<unk>", "<pad>", "<s>", "</s>"]
     scores = [float(-i) for i in range(VOCABULARY)]
     more: dict[str, mutation.Pairs] = {
         "gpt2": [("pre", "text", "llama-bpe"), ("merges", "text", ["a b", "b c"])],
         "llama": [("scores", "f32", scores)],
-        "t5": [("scores", "f32", scores), ("precompiled_charsmap", "u8", [0, 0, 0, 0])],
+        "t5": [("scores", "f32", scores), ("precompiled_charsmap", "u8", list(charsmap()))],
         "bert": [("token_type_count", "u32", 2)],
     }
     tokenizer: mutation.Pairs = [
@@ -273,11 +297,11 @@ TOKENIZERS = ("llama", "gpt2", "t5", "bert")
 
 @functools.cache
 def _ggufs() -> list[bytes]:
-    return [mutation.gguf_file(*_gguf_parts(kind)) for kind in TOKENIZERS]
+    return [mutation.gguf_file(*gguf_parts(kind)) for kind in TOKENIZERS]
 
 
 def _made_gguf(rng: random.Random) -> bytes:
-    return mutation.of_gguf(*_gguf_parts(rng.choice(TOKENIZERS)), rng)
+    return mutation.of_gguf(*gguf_parts(rng.choice(TOKENIZERS)), rng)
 
 
 def _run_gguf(data: bytes, folder: Path) -> None:

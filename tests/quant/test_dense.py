@@ -310,3 +310,10 @@ def test_blocks_of_128_can_be_divided(wide: str, narrow: str) -> None:
     assert kind == narrow
     assert np.array_equal(dense(Stored(kind, 5, 256, divided)), dense(Stored(wide, 5, 256, rows)))
     assert affine.narrowed(kind, divided) == (kind, divided)
+
+
+def test_matrices_without_elements_have_no_values() -> None:
+    for kind in KINDS:
+        for n_out, n_in in ((0, KINDS[kind][0]), (3, 0)):
+            stored = Stored(kind, n_out, n_in, np.zeros((n_out, row_bytes(kind, n_in)), np.uint8))
+            assert dense(stored).shape == (n_out, n_in)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import struct
 import threading
 import time
@@ -150,16 +149,14 @@ def test_gguf_errors_name_the_key(smollm_metadata: dict[str, Any]) -> None:
         from_gguf({**smollm_metadata, "tokenizer.ggml.token_type": [1, 2]})
 
 
-def test_unknown_pre_tokenizer_warns(smollm_metadata: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        tokenizer = from_gguf({**smollm_metadata, "tokenizer.ggml.pre": "brand-new"})
-    assert "brand-new" in caplog.text
-    assert tokenizer.decode(tokenizer.encode("Hello 12")) == "Hello 12"
+def test_unknown_pre_tokenizers_are_refused_by_name(smollm_metadata: dict[str, Any]) -> None:
+    for name, why in (("brand-new", "not known"), ("gemma4", "not byte-level and not built")):
+        with pytest.raises(TokenizerError, match=f"pre-tokenizer '{name}', which is {why}"):
+            from_gguf({**smollm_metadata, "tokenizer.ggml.pre": name})
 
 
 def words(name: str, text: str) -> list[str]:
-    rule = WORD_RULES[name]
-    return [text[a:b] for _, (a, b) in pre_tokenizer(rule, name).pre_tokenize_str(text)]
+    return [text[a:b] for _, (a, b) in pre_tokenizer(WORD_RULES[name]).pre_tokenize_str(text)]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +182,7 @@ def test_word_rules(name: str, text: str, expected: list[str]) -> None:
 def test_every_word_rule_compiles_and_loses_nothing() -> None:
     for name in WORD_RULES:
         for text in CORPUS:
-            pieces = "".join(piece for piece, _ in pre_tokenizer(WORD_RULES[name], name).pre_tokenize_str(text))
+            pieces = "".join(piece for piece, _ in pre_tokenizer(WORD_RULES[name]).pre_tokenize_str(text))
             assert bytes(BYTE_CHARACTERS[character] for character in pieces).decode() == text, name
 
 
