@@ -73,12 +73,13 @@ def matrix_bits(path: Path) -> float:
 
 
 def gguf_file(kind: str) -> Written:
-    return Written(f"GGUF {kind}", "ggml", lambda path, kept: _write_gguf(path, kind, kept), ".gguf", kind in SLOW)
+    by = "gguf" if kind in PLAIN else "ggml"
+    return Written(f"GGUF {kind}", by, lambda path, kept: _write_gguf(path, kind, kept), ".gguf", kind in SLOW)
 
 
 def _write_gguf(path: Path, kind: str, kept: Path) -> None:
     """All that the model's own file says, with its matrices as `kind`."""
-    plain = kind in ("F32", "F16", "BF16")
+    plain = kind in PLAIN
     quantize = None if plain else ggml.Quantizer(kept)
     source = gguf.GGUFReader(realmodels.smollm2_gguf())
     writer = gguf.GGUFWriter(path, "llama")
@@ -100,6 +101,7 @@ def _write_gguf(path: Path, kind: str, kept: Path) -> None:
     writer.close()
 
 
+PLAIN = {"F32", "F16", "BF16"}
 SLOW = {"IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S"}
 GGUF = (
     *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS"),
