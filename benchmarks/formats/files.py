@@ -148,7 +148,6 @@ def plain(kind: torch.dtype) -> Written:
 
 
 def compressed(name: str, scheme: str, weights: dict[str, Any], form: str) -> Written:
-    test_compressed_tensors.SCHEMES.setdefault(scheme, (form, weights, ""))
     said = test_compressed_tensors.config({"Linear": weights}, form)
     return folder(name, "compressed-tensors", lambda w: test_compressed_tensors.made(w, scheme, torch.float16)[0], said)
 
@@ -236,7 +235,6 @@ def torchao(name: str, quantize: Callable[[torch.Tensor], Parts], weight: dict[s
 
 def _folders() -> list[Written]:
     ct, schemes = "compressed-tensors", test_compressed_tensors.SCHEMES
-    eight_bits = test_compressed_tensors.integers(8, "channel")
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     nvidia = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
     eight = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -250,7 +248,7 @@ def _folders() -> list[Written]:
             {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
         ),
         *(gptq(bits, act_order) for bits in (4, 8) for act_order in (False, True)),
-        compressed(f"{ct} W8A16 channel", "w8-channel", eight_bits, "pack-quantized"),
+        compressed(f"{ct} W8A16 channel", "w8-channel", schemes["w8-channel"][1], "pack-quantized"),
         compressed(f"{ct} W4A16 g64", "w4-group64", schemes["w4-group64"][1], "pack-quantized"),
         compressed(f"{ct} W4A16 g32", "w4-group32", schemes["w4-group32"][1], "pack-quantized"),
         compressed(f"{ct} FP8 channel", "fp8-channel", schemes["fp8-channel"][1], "float-quantized"),

@@ -61,6 +61,7 @@ SCHEMES: dict[str, tuple[str, Weights, str]] = {
     "w4-channel-asym": ("pack-quantized", integers(4, "channel", symmetric=False), "INT4_128"),
     "w4-group16": ("pack-quantized", integers(4, "group", group_size=16), "F32"),
     "w8-group32": ("pack-quantized", integers(8, "group", group_size=32), "INT8_32"),
+    "w8-channel": ("pack-quantized", integers(8, "channel"), "INT8_128"),
     "w8-channel-asym": ("pack-quantized", integers(8, "channel", symmetric=False), "INT8_128"),
     "w2-group32": ("pack-quantized", integers(2, "group", group_size=32), "INT4_32"),
     "w3-group32-asym": ("pack-quantized", integers(3, "group", group_size=32, symmetric=False), "INT4_32"),

@@ -60,5 +60,7 @@ VARIANTS = {
     "phimoe-plain": Variant(
         "Phimoe", {"num_local_experts": 4, "num_key_value_heads": 4, "sliding_window": 20, "tie_word_embeddings": True}
     ),
-    "phimoe-published": Variant("Phimoe", {**PHI, "rope_parameters": SHORT}, rewrite=published),
+    "phimoe-published": Variant(
+        "Phimoe", {**PHI, "rope_parameters": SHORT, "initializer_range": 0.25}, rewrite=published
+    ),
 }
