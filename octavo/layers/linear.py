@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from octavo.layers import views
+from octavo import quant
 from octavo.ops.contract import F32, Activation, Array, Device, Ops, Stored, Vector, Weight
 from octavo.parallel.rank import Cut, Rank
 
@@ -79,7 +79,7 @@ def matrices(values: Iterable[tuple[Need, Value]]) -> list[Stored]:
 
 def in_order(values: Iterable[tuple[Need, Value]]) -> list[Stored]:
     """The matrices, for operations that take their input as it is: a format's order of columns is undone."""
-    return [views.in_order(stored) for stored in matrices(values)]
+    return [quant.in_order(stored) for stored in matrices(values)]
 
 
 def vectors(values: Iterable[tuple[Need, Value]]) -> list[F32]:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import F32, Stored
-from octavo.quant import FORMATS, affine, dense
+from octavo.quant import FORMATS, affine, dense, in_order
+from octavo.quant.method import plain
 
 Order = npt.NDArray[np.int64]
 
@@ -177,8 +178,7 @@ class UnitRows:
 
     def matrix(self, stored: Stored) -> Stored:
         rows = dense(stored)
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        return Stored("F32", stored.n_out, stored.n_in, rows.astype(np.float32).view(np.uint8))
+        return plain(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
 
     def vector(self, values: F32) -> F32:
         raise ValueError("a view that scales rows is for matrices")
@@ -207,25 +207,14 @@ def take_columns(stored: Stored, start: int, size: int) -> Stored:
 
 def scaled_columns(stored: Stored, scales: F32) -> Stored:
     """Column j of a matrix times scales[j], in float32."""
-    values: F32 = dense(stored) * scales
-    return Stored("F32", stored.n_out, stored.n_in, values.view(np.uint8))
-
-
-def in_order(stored: Stored) -> Stored:
-    """The matrix with its columns in order: itself, or in float32 where a format has moved them."""
-    return stored if stored.columns is None else as_float32(stored)
-
-
-def as_float32(stored: Stored) -> Stored:
-    """The same values, plain."""
-    return Stored("F32", stored.n_out, stored.n_in, dense(stored).view(np.uint8))
+    return plain(dense(stored) * scales)
 
 
 def transposed(stored: Stored) -> Stored:
     """[n_in, n_out] of a matrix: the same elements where its format is plain, float32 otherwise."""
     stored = in_order(stored)
     if FORMATS[stored.kind].block != 1:
-        stored = as_float32(stored)
+        stored = plain(dense(stored))
     kind, n_out, n_in, data, _ = stored
     size = FORMATS[kind].bytes
     elements = data.reshape(n_out, n_in, size).swapaxes(0, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.contract import Stored
-from octavo.quant import affine, codebook, float8, gguf, gguf_extra, mxfp4, plain
+from octavo.quant import affine, codebook, float8, gguf, gguf_extra, method, mxfp4, plain
 from octavo.quant.format import Format
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "SMALL_INTEGERS",
     "Format",
     "dense",
+    "in_order",
     "multiplied_as",
     "row_bytes",
     "to_multiply",
@@ -92,6 +93,11 @@ def dense(stored: Stored) -> npt.NDArray[np.float32]:
         values = form.dense(slab.reshape(-1, form.bytes)).reshape(len(slab), n_in)
         out[start : start + rows, slice(None) if columns is None else columns] = values
     return out
+
+
+def in_order(stored: Stored) -> Stored:
+    """The matrix with its columns in order: itself, or in float32 where a format has moved them."""
+    return stored if stored.columns is None else method.plain(dense(stored))
 
 
 def multiplied_as(kind: str) -> str:

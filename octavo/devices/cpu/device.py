@@ -11,7 +11,7 @@ from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Record
 from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
 from octavo.ops.contract import F32, I32, BatchArrays, BatchLimits, Drawn, KVSpec, Sampling, Stored
-from octavo.quant import KINDS, dense, multiplied_as, to_multiply
+from octavo.quant import KINDS, in_order, multiplied_as, to_multiply
 
 HEAD_ROWS = 32
 """Rows of logits in memory at a time."""
@@ -48,7 +48,7 @@ class CpuDevice:
         columns = parts[0].columns
         if any(part.columns is not columns and not _same(part.columns, columns) for part in parts):
             # A product takes its input in one order. Only these parts are expanded.
-            parts, columns = [_in_order(part) for part in parts], None
+            parts, columns = [in_order(part) for part in parts], None
         kinds = tuple(multiplied_as(part.kind) for part in parts)
         shapes = [(kind, part.n_out) for kind, part in zip(kinds, parts, strict=True)]
         packed = self.native.allocate(self.store, shapes, parts[0].n_in)
@@ -120,13 +120,6 @@ class CpuDevice:
 
 def _same(first: I32 | None, second: I32 | None) -> bool:
     return first is not None and second is not None and np.array_equal(first, second)
-
-
-def _in_order(part: Stored) -> Stored:
-    """The part with its columns in order, in float32 where they are not."""
-    if part.columns is None:
-        return part
-    return Stored("F32", part.n_out, part.n_in, dense(part).view(np.uint8))
 
 
 def _rewritten(kind: str, target: str) -> str:
