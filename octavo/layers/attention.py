@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from octavo.layers.linear import Layer, Linear, Values
 from octavo.layers.norm import Norm
@@ -11,24 +11,46 @@ from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope, Tempe
 from octavo.parallel.rank import Rank
 
 
-class Attention(Layer):
+class Sizes(NamedTuple):
+    """What a model says of the attention of every layer."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def multi_head(self) -> Sizes:
+        """The same with a KV head for each query head."""
+        return self._replace(kv_heads=self.heads)
+
+
+class Placed(Layer):
+    """An attention layer: which cache it uses and its KV group are told by the decoder, which knows all layers."""
+
+    wanted: AttentionShape
+    source: int | None = None
+
+    def place(self, cache: int, group: int) -> None:
+        self.cache, self.group = cache, group
+
+    @property
+    def shape(self) -> AttentionShape:
+        """What it is, in its place."""
+        return self.wanted._replace(layer=self.cache, group=self.group)
+
+
+class Attention(Placed):
     """qkv projection, norms, rotation, KV store, paged attention, output projection.
 
     `window`, `chunk`, `softcap`, `alibi`, `clip`, `temperature`: see `AttentionShape`. `sinks`: the softmax has a
     learned logit per head beside the keys. `norm_over`: the width of the norms of q and k; `norm_after`: these come
     after the rotation. `out_scale` multiplies the output projection (a model's residual multiplier).
-
-    Which cache it uses and its KV group are given by the decoder once it knows all its layers (`place`).
     """
-
-    source: int | None = None
 
     def __init__(
         self,
-        hidden: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
+        sizes: Sizes,
         rope: Rope | None,
         *,
         window: int = 0,
@@ -48,6 +70,7 @@ class Attention(Layer):
         norm_over: Literal["head", "all"] = "head",
         norm_after: bool = False,
     ):
+        hidden, heads, kv_heads, head_dim = sizes
         self.rope = rope
         self.window, self.chunk = window, chunk
         self.wanted = AttentionShape(
@@ -92,14 +115,6 @@ class Attention(Layer):
         alibi = shape.alibi[heads.start : heads.start + heads.size]
         self.wanted = shape._replace(heads=heads.size, kv_heads=kv_heads.size, alibi=alibi)
 
-    def place(self, cache: int, group: int) -> None:
-        self.cache, self.group = cache, group
-
-    @property
-    def shape(self) -> AttentionShape:
-        """What it is, in its place."""
-        return self.wanted._replace(layer=self.cache, group=self.group)
-
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
         norms = (
             None if norm is None else norm.of_heads(self.norm_over, self.norm_after)
@@ -115,9 +130,9 @@ class SharedAttention(Attention):
 
     source: int
 
-    def __init__(self, hidden: int, source: int, heads: int, kv_heads: int, head_dim: int, rope: Rope, **more: Any):
-        super().__init__(hidden, heads, kv_heads, head_dim, rope, **more)
+    def __init__(self, source: int, sizes: Sizes, rope: Rope, **more: Any):
+        super().__init__(sizes, rope, **more)
         self.source = source
-        self.qkv = Linear(hidden, {"q": heads * head_dim}, more["bias"])
+        self.qkv = Linear(sizes.hidden, {"q": sizes.heads * sizes.head_dim}, more["bias"])
         self.k_norm = self.v_norm = None
         self.wanted = self.wanted._replace(stores=False)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.layers.linear import Headwise, Layer, Linear
+from octavo.layers.attention import Placed
+from octavo.layers.linear import Headwise, Linear
 from octavo.layers.norm import RMSNorm
 from octavo.ops.contract import Array, AttentionShape, KVShape, Ops, Rope
 from octavo.parallel.rank import Rank
 
 
-class LatentAttention(Layer):
+class LatentAttention(Placed):
     """`nope` and `rotated` are the parts of a query head without and with position, `value` the size of a value head,
     `latent` that of the compressed vector, `q_latent` that of the compressed query (0: the query is not compressed).
 
@@ -25,7 +26,6 @@ class LatentAttention(Layer):
     rope: Rope | None
     window = 0
     chunk = 0
-    source = None
 
     def __init__(
         self,
@@ -67,14 +67,6 @@ class LatentAttention(Layer):
             headwise.by_heads(heads)
         self.out.by_columns(heads.of_parts(self.out.n_in // heads.whole), rank)
         self.wanted = self.wanted._replace(heads=heads.size)
-
-    def place(self, cache: int, group: int) -> None:
-        self.cache, self.group = cache, group
-
-    @property
-    def shape(self) -> AttentionShape:
-        """What it is, in its place."""
-        return self.wanted._replace(layer=self.cache, group=self.group)
 
     def __call__(self, ops: Ops, batch: Any, x: Array, rotary: Array | None, residual: Array | None) -> Array:
         assert rotary is not None

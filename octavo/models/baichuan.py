@@ -53,7 +53,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def block(i: int) -> Block:
         return Block(
             norm1=RMSNorm(c.hidden_size, c.eps),
-            attn=Attention(c.hidden_size, c.heads, c.kv_heads, c.head_dim, rope, alibi=alibi),
+            attn=Attention(c.attention, rope, alibi=alibi),
             norm2=RMSNorm(c.hidden_size, c.eps),
             mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation),
         )

@@ -59,10 +59,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.heads,
-                c.head_dim,
+                c.attention.multi_head,
                 None,
                 alibi=alibi_slopes(c.heads),
                 bias=True,

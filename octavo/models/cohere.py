@@ -65,10 +65,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=LayerNorm(c.hidden_size, c.eps),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 None if second and not windows[i] else rope,
                 window=windows[i],
                 bias=c.attention_bias,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
 
+from octavo.layers.attention import Sizes
 from octavo.ops.contract import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -149,6 +150,11 @@ class ModelConfig:
         """A number that only one architecture reads, 0 (where `zero` allows it) or more; `default` where it is absent
         or null (None: it must be there). Raises ModelConfigError."""
         return real(self.raw, key, default, zero)
+
+    @property
+    def attention(self) -> Sizes:
+        """What every attention layer of the model is made with."""
+        return Sizes(self.hidden_size, self.heads, self.kv_heads, self.head_dim)
 
     def rope_of(self, layer_type: str) -> Mapping[str, Any]:
         """RoPE parameters of one kind of layer, where `rope_parameters` has an entry per kind; else those of all."""

@@ -45,10 +45,7 @@ def dense(
         return Block(
             norm1=RMSNorm(c.hidden_size, c.eps),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope,
                 window=c.windows[i],
                 scale=attention_scale,

@@ -54,10 +54,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=None,
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope if c.windows[i] or not hybrid else None,
                 window=c.windows[i],
                 q_norm=norm(c.head_dim),

@@ -36,8 +36,7 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
-    if c.raw.get("use_bidirectional_attention"):
-        raise ModelConfigError("use_bidirectional_attention = true: this is an embedding model, not supported yet")
+    refuse_bidirectional(c)
     rope = make_rope(c.rope, c.head_dim, c.max_position_embeddings, max_model_len)
 
     def norm() -> RMSNorm:
@@ -47,10 +46,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope,
                 bias=c.attention_bias,
                 out_bias=c.attention_bias,
@@ -60,3 +56,9 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         )
 
     return Decoder(c, block, norm(), embed_scale=float(np.float32(c.hidden_size**0.5)))
+
+
+def refuse_bidirectional(c: ModelConfig) -> None:
+    """Raises ModelConfigError for the family's models that see what comes after a token."""
+    if c.raw.get("use_bidirectional_attention"):
+        raise ModelConfigError("use_bidirectional_attention = true: this is an embedding model, not supported yet")

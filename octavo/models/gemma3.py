@@ -6,24 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from octavo.layers.attention import Attention
-from octavo.layers.mlp import GatedMLP
-from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import make_rope
-from octavo.models.config import ModelConfig, ModelConfigError, in_common_words
-from octavo.models.decoder import Block, Decoder
-from octavo.models.names import LLAMA, QK_NORM
+from octavo.models.config import ModelConfig, in_common_words
+from octavo.models.decoder import Decoder
+from octavo.models.gemma2 import sandwich
+from octavo.models.names import LLAMA, QK_NORM, SANDWICH, but
 from octavo.ops.contract import Rope
 
-NAMES = (
-    *(row for row in LLAMA if not row[0].endswith("post_attention_layernorm")),
-    *QK_NORM,
-    ("model.layers.{i}.post_attention_layernorm", "blocks.{i}.post1"),
-    ("model.layers.{i}.pre_feedforward_layernorm", "blocks.{i}.norm2"),
-    ("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.post2"),
-)
+NAMES = (*but(LLAMA, *SANDWICH), *QK_NORM)
 
 DEFAULTS = {
     "tie_word_embeddings": True,
@@ -45,42 +35,7 @@ def rewrite(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def make(c: ModelConfig, max_model_len: int) -> Decoder:
     windows, ropes = _layers(c, max_model_len)
-    if c.raw.get("use_bidirectional_attention"):
-        raise ModelConfigError("use_bidirectional_attention = true: this is an embedding model, not supported yet")
-
-    def norm(width: int) -> RMSNorm:
-        return RMSNorm(width, c.eps, plus_one=True)
-
-    def block(i: int) -> Block:
-        return Block(
-            norm1=norm(c.hidden_size),
-            attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
-                ropes[bool(windows[i])],
-                window=windows[i],
-                scale=c.real("query_pre_attn_scalar", zero=False) ** -0.5,
-                softcap=c.real("attn_logit_softcapping", 0.0),
-                bias=c.attention_bias,
-                out_bias=c.attention_bias,
-                q_norm=norm(c.head_dim),
-                k_norm=norm(c.head_dim),
-            ),
-            post1=norm(c.hidden_size),
-            norm2=norm(c.hidden_size),
-            mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation),
-            post2=norm(c.hidden_size),
-        )
-
-    return Decoder(
-        c,
-        block,
-        norm(c.hidden_size),
-        embed_scale=float(np.float32(c.hidden_size**0.5)),
-        logit_softcap=c.real("final_logit_softcapping", 0.0),
-    )
+    return sandwich(c, windows, [ropes[bool(window)] for window in windows], qk_norm=True)
 
 
 def _layers(c: ModelConfig, max_model_len: int) -> tuple[tuple[int, ...], dict[bool, Rope]]:

@@ -13,7 +13,8 @@ from octavo.layers.rope import make_rope
 from octavo.layers.views import Columns, part
 from octavo.models.config import ModelConfig, ModelConfigError, in_common_words, whole
 from octavo.models.decoder import Decoder
-from octavo.models.names import LLAMA, QK_NORM, Names, but
+from octavo.models.gemma import refuse_bidirectional
+from octavo.models.names import LLAMA, QK_NORM, SANDWICH, Names, but
 from octavo.models.streams import StreamBlock, StreamDecoder
 from octavo.ops.contract import Rope
 
@@ -55,8 +56,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         given = c.raw[key]
         if not isinstance(given, list) or len(given) != c.layers:
             raise ModelConfigError(f"{key.replace('inner_sizes', 'intermediate_size')} needs a value for each layer")
-    if c.raw.get("use_bidirectional_attention"):
-        raise ModelConfigError("use_bidirectional_attention = true is not supported")
+    refuse_bidirectional(c)
     ropes = _ropes(c, max_model_len)
     return StreamDecoder(c, lambda i: StreamBlock(c, i, ropes[c.layer_types[i]], _source(c, i)))
 
@@ -98,9 +98,7 @@ def names(c: ModelConfig) -> Names:
     return (
         *but(
             LLAMA,
-            (layer + "post_attention_layernorm", "blocks.{i}.post1"),
-            (layer + "pre_feedforward_layernorm", "blocks.{i}.norm2"),
-            (layer + "post_feedforward_layernorm", "blocks.{i}.post2"),
+            *SANDWICH,
         ),
         *QK_NORM,
         *own,

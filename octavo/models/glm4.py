@@ -32,7 +32,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def block(i: int) -> Block:
         return Block(
             norm1=norm(),
-            attn=Attention(c.hidden_size, c.heads, c.kv_heads, c.head_dim, rope, bias=c.attention_bias),
+            attn=Attention(c.attention, rope, bias=c.attention_bias),
             post1=norm(),
             norm2=norm(),
             mlp=GatedMLP(c.hidden_size, c.intermediate_size, c.activation),

@@ -71,10 +71,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.heads,
-                c.head_dim,
+                c.attention.multi_head,
                 None,
                 scale=scale / (i + 1) if c.raw.get("scale_attn_by_inverse_layer_idx") else scale,
                 bias=True,

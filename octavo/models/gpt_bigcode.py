@@ -55,10 +55,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 None,
                 scale=c.head_dim**-0.5 if c.raw["scale_attn_weights"] else 1.0,
                 bias=True,

@@ -65,10 +65,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=RMSNorm(c.hidden_size, c.eps),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope,
                 window=c.windows[i],
                 sinks=True,

@@ -58,7 +58,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def block(i: int) -> Block:
         return Block(
             norm1=norm(),
-            attn=Attention(c.hidden_size, c.heads, c.heads, c.head_dim, rope),
+            attn=Attention(c.attention.multi_head, rope),
             norm2=None,
             mlp=PlainMLP(c.hidden_size, c.intermediate_size, c.activation),
             parallel=True,

@@ -73,10 +73,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=RMSNorm(c.hidden_size, c.eps),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope if turned[i] else None,
                 chunk=chunk if c.layer_types[i] == "chunked_attention" else 0,
                 temperature=None if turned[i] else temperature,

@@ -74,10 +74,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.heads,
-                c.head_dim,
+                c.attention.multi_head,
                 None,
                 scale=None if attention.get("softmax_scale") is None else real(attention, "softmax_scale", zero=False),
                 alibi=alibi_slopes(c.heads, real(attention, "alibi_bias_max", 8.0, zero=False)) if alibi else (),

@@ -41,6 +41,13 @@ PLAIN_MLP: Names = (
 )
 """Llama's layout around an MLP without a gate."""
 
+SANDWICH: Names = (
+    ("model.layers.{i}.post_attention_layernorm", "blocks.{i}.post1"),
+    ("model.layers.{i}.pre_feedforward_layernorm", "blocks.{i}.norm2"),
+    ("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.post2"),
+)
+"""Norms before and after each branch, in place of LLAMA's second norm (Gemma 2 and later)."""
+
 QK_NORM: Names = (("model.layers.{i}.self_attn.{q,k}_norm", "blocks.{i}.attn.{q,k}_norm"),)
 
 EXPERTS: Names = (

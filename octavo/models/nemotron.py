@@ -34,10 +34,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope,
                 bias=c.attention_bias,
                 out_bias=c.attention_bias,

@@ -47,10 +47,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=None,
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 ropes[c.layer_types[i]],
                 window=c.windows[i],
                 bias=c.attention_bias,

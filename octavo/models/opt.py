@@ -66,7 +66,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def block(i: int) -> AnyBlock:
         parts = (
             norm(),
-            Attention(c.hidden_size, c.heads, c.heads, c.head_dim, None, bias=bias, out_bias=bias),
+            Attention(c.attention.multi_head, None, bias=bias, out_bias=bias),
             norm(),
             PlainMLP(c.hidden_size, c.intermediate_size, c.activation, bias=bias),
         )

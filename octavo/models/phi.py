@@ -45,7 +45,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
     def block(i: int) -> Block:
         return Block(
             norm1=norm(),
-            attn=Attention(c.hidden_size, c.heads, c.kv_heads, c.head_dim, rope, bias=True, out_bias=True),
+            attn=Attention(c.attention, rope, bias=True, out_bias=True),
             norm2=None,
             mlp=PlainMLP(c.hidden_size, c.intermediate_size, c.activation),
             parallel=True,

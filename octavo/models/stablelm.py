@@ -73,10 +73,7 @@ def make(c: ModelConfig, max_model_len: int) -> Decoder:
         return Block(
             norm1=norm(),
             attn=Attention(
-                c.hidden_size,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
+                c.attention,
                 rope,
                 bias=bool(c.raw.get("use_qkv_bias")),
                 q_norm=_HeadNorms(c.heads, c.head_dim, c.eps) if qk_norm else None,

@@ -68,7 +68,6 @@ class StreamBlock(Layer):
         self.altup = AltUp(hidden, c.number("altup_num_inputs"), c.number("altup_active_idx", 0), c.eps)
         self.norm1 = RMSNorm(hidden, c.eps)
         self.laurel = Laurel(hidden, c.number("laurel_rank"), c.eps)
-        shape = (c.heads, c.kv_heads, c.head_dim, rope)
         more: dict[str, Any] = {
             "window": c.windows[i],
             "scale": 1.0,
@@ -78,9 +77,8 @@ class StreamBlock(Layer):
             "k_norm": RMSNorm(c.head_dim, c.eps),
             "v_norm": RMSNorm(c.head_dim, c.eps, learned=False),
         }
-        self.attn = (
-            Attention(hidden, *shape, **more) if source is None else SharedAttention(hidden, source, *shape, **more)
-        )
+        sizes = c.attention
+        self.attn = Attention(sizes, rope, **more) if source is None else SharedAttention(source, sizes, rope, **more)
         self.post1 = RMSNorm(hidden, c.eps)
         self.norm2 = RMSNorm(hidden, c.eps)
         self.mlp = (
