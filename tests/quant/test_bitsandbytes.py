@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.build import build
-from octavo.checkpoint import CheckpointError, open_checkpoint
+from octavo.checkpoint import CheckpointError
 from octavo.config import EngineConfig
 from octavo.ops.contract import Stored
 from octavo.quant import dense
@@ -22,7 +22,7 @@ from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
 from tests.models.tiny import Loaded
-from tests.quant.twins import Parts, plain, twins
+from tests.quant.twins import Parts, plain, the_matrix, twins
 
 SAID = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -60,11 +60,7 @@ def read(folder: Path, parts: Parts) -> Stored:
     folder.mkdir(exist_ok=True)
     save_file({f"m{ending}": part for ending, part in parts.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"quantization_config": SAID}))
-    with open_checkpoint(folder) as checkpoint:
-        assert checkpoint.names() == {"m.weight"}
-        stored = checkpoint.stored("m.weight")
-        assert (checkpoint.kind("m.weight"), *checkpoint.shape("m.weight")) == stored[:3]
-    return stored
+    return the_matrix(folder)
 
 
 def test_by_hand(tmp_path: Path) -> None:

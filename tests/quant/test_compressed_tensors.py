@@ -34,7 +34,7 @@ from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
 from tests.models.tiny import Loaded, make
-from tests.quant.twins import Parts, plain, twins
+from tests.quant.twins import Parts, plain, the_matrix, twins
 
 Weights = dict[str, Any]
 
@@ -147,11 +147,7 @@ def checkpoint(folder: Path, tensors: Parts, said: dict[str, Any]) -> Path:
 
 def read(folder: Path, parts: Parts, said: dict[str, Any]) -> Stored:
     """The matrix "m"."""
-    with open_checkpoint(checkpoint(folder, {f"m{ending}": t for ending, t in parts.items()}, said)) as opened:
-        assert opened.names() == {"m.weight"}
-        stored = opened.stored("m.weight")
-        assert (opened.kind("m.weight"), *opened.shape("m.weight")) == stored[:3]
-    return stored
+    return the_matrix(checkpoint(folder, {f"m{ending}": t for ending, t in parts.items()}, said))
 
 
 def random(rows: int, columns: int) -> torch.Tensor:

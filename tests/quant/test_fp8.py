@@ -24,7 +24,7 @@ from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
 from tests.models.tiny import Loaded
-from tests.quant.twins import Parts, plain, twins
+from tests.quant.twins import Parts, plain, the_matrix, twins
 
 CELL = [128, 128]
 
@@ -37,11 +37,7 @@ def checkpoint(folder: Path, tensors: Parts, said: dict[str, Any]) -> Path:
 
 def read(folder: Path, tensors: Parts, said: dict[str, Any]) -> Stored:
     """The matrix "m"."""
-    with open_checkpoint(checkpoint(folder, tensors, said)) as opened:
-        assert opened.names() == {"m.weight"}
-        stored = opened.stored("m.weight")
-        assert (opened.kind("m.weight"), *opened.shape("m.weight")) == stored[:3]
-    return stored
+    return the_matrix(checkpoint(folder, tensors, said))
 
 
 def codes(rows: int, columns: int, kind: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.build import build
-from octavo.checkpoint import CheckpointError, open_checkpoint
+from octavo.checkpoint import CheckpointError
 from octavo.config import EngineConfig
 from octavo.ops.contract import Stored
 from octavo.quant import dense
@@ -20,7 +20,7 @@ from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
 from tests.models.tiny import Loaded
-from tests.quant.twins import Parts, plain, twins
+from tests.quant.twins import Parts, plain, the_matrix, twins
 
 SAID = {"quant_method": "hqq", "quant_config": {}, "skip_modules": ["lm_head"]}
 PACKING = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 8: "8bit_u8"}
@@ -58,11 +58,7 @@ def hqq(weight: torch.Tensor, bits: int = 4, group: int = 64, axis: int = 1) -> 
 def read(folder: Path, parts: Parts) -> Stored:
     save_file({f"m{ending}": part for ending, part in parts.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"quantization_config": SAID}))
-    with open_checkpoint(folder) as checkpoint:
-        assert checkpoint.names() == {"m.weight"}
-        stored = checkpoint.stored("m.weight")
-        assert (checkpoint.kind("m.weight"), *checkpoint.shape("m.weight")) == stored[:3]
-    return stored
+    return the_matrix(folder)
 
 
 def test_by_hand(tmp_path: Path) -> None:

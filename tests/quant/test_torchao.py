@@ -20,7 +20,7 @@ from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
 from tests.models.tiny import Loaded
-from tests.quant.twins import Parts, plain, twins
+from tests.quant.twins import Parts, plain, the_matrix, twins
 
 SAID = {"quant_method": "torchao", "quant_type": {"default": {}}}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -78,11 +78,7 @@ def read(folder: Path, parts: Parts, said: dict[str, Any]) -> Stored:
     save_file({f"m{ending}": part for ending, part in parts.items()}, folder / "model.safetensors")
     told(folder, said)
     (folder / "config.json").write_text(json.dumps({"quantization_config": SAID}))
-    with open_checkpoint(folder) as checkpoint:
-        assert checkpoint.names() == {"m.weight"}
-        stored = checkpoint.stored("m.weight")
-        assert (checkpoint.kind("m.weight"), *checkpoint.shape("m.weight")) == stored[:3]
-    return stored
+    return the_matrix(folder)
 
 
 def test_by_hand(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from octavo.checkpoint import open_checkpoint
+from octavo.ops.contract import Stored
 from tests.models.tiny import COMMON
 
 Parts = dict[str, torch.Tensor]
@@ -62,3 +64,12 @@ def twins(
         save_file(tensors, path / "model.safetensors")
         (path / "config.json").write_text(json.dumps(config | more))
     return folder / "quantized", folder / "plain"
+
+
+def the_matrix(folder: Path) -> Stored:
+    """ "m" of a checkpoint whose tensors make that matrix and nothing else, as its header says it."""
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.names() == {"m.weight"}
+        stored = checkpoint.stored("m.weight")
+        assert (checkpoint.kind("m.weight"), *checkpoint.shape("m.weight")) == stored[:3]
+    return stored
