@@ -10,7 +10,8 @@ import json
 from importlib import resources
 from typing import Any, NamedTuple
 
-from octavo.quant import KINDS
+from octavo.checkpoint.quantized import METHODS
+from octavo.quant import GGUF_QUANTIZED, KINDS
 
 
 class Entry(NamedTuple):
@@ -40,7 +41,16 @@ def as_text(found: list[Entry]) -> str:
     if not found:
         return "No architecture fits. `octavo models` without a word lists all."
     blocks = [f"{e.name}\n  {e.about}\n  {', '.join(e.features)}\n  tested: {', '.join(e.formats)}" for e in found]
-    return "\n".join([*blocks, "", f"{len(found)} architectures. Weights: {' '.join(KINDS)}."])
+    count = f"{len(found)} architecture{'s' * (len(found) != 1)}"
+    plain = " ".join(kind for kind, (block, _) in KINDS.items() if block == 1)
+    return "\n".join(
+        [
+            *blocks,
+            "",
+            f"{count}. Weights: {plain}; in GGUF files {' '.join(sorted(GGUF_QUANTIZED))}; in folders quantized with "
+            f"{' '.join(sorted(METHODS))}.",
+        ]
+    )
 
 
 def document(found: dict[str, Any]) -> str:

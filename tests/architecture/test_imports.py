@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": SHARED
     | {"logs", "text", "client", "config", "outputs", "info", "unbuilt", "build", "bench", "environment", "catalogue"}
     | {"inspection"},
-    "catalogue": {"quant"},
+    "catalogue": {"checkpoint", "quant"},
     "environment": {"config", "devices", "resolve"},
     "inspection": (
         {"build", "checkpoint", "config", "contract", "devices", "layers", "models", "parallel", "quant", "resolve"}

@@ -49,6 +49,10 @@ def test_the_command_lists_filters_and_says_when_nothing_fits() -> None:
 
     status, text = run()
     assert status == 0 and f"{len(entries())} architectures" in text and "LlamaForCausalLM" in text
+    weights = text.splitlines()[-1]
+    assert "Weights: F32 F16 BF16; in GGUF files " in weights and "gptq" in weights and "Q4_K" in weights
+    assert "_CODES" not in weights and "INT4_128" not in weights, "only what a checkpoint can hold"
+    assert "\n1 architecture. " in run("mixtral")[1]
     status, text = run("mixtral", "--json")
     assert status == 0 and [e["name"] for e in json.loads(text)] == ["MixtralForCausalLM"]
     assert "mixture of experts" in json.loads(text)[0]["features"]
