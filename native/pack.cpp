@@ -24,9 +24,13 @@ void split_nibbles(const uint8_t* packed, int bytes, uint8_t* q) {
 }
 
 void add_fifth_bits(const uint8_t* bits, uint8_t* q) {
-    uint32_t high;
-    std::memcpy(&high, bits, 4);
-    for (int i = 0; i < 32; ++i) q[i] |= (high >> i & 1) << 4;
+    for (int i = 0; i < 32; i += 4) {
+        uint32_t four;
+        std::memcpy(&four, q + i, 4);
+        // Bit j of the factor's four copies meets byte j.
+        four |= ((bits[i / 8] >> (i % 8) & 15u) * 0x00204081u & 0x01010101u) << 4;
+        std::memcpy(q + i, &four, 4);
+    }
 }
 
 // The 6-bit scales and minima of Q4_K and Q5_K, 12 bytes for eight groups.
@@ -41,15 +45,20 @@ void split_scales(const uint8_t* s, Block& out) {
 
 void read_q2_block(const uint8_t* p, Block& out) {
     std::memcpy(out.scale, p, 16);
-    for (int k = 0; k < 256; ++k) out.q[k] = p[16 + k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3;
+    for (int run = 0; run < 8; ++run) {
+        const uint8_t* low = p + 16 + run / 4 * 32;
+        for (int k = 0; k < 32; ++k) out.q[run * 32 + k] = low[k] >> (run % 4 * 2) & 3;
+    }
     out.d = p + 80;
     out.m = p + 82;
 }
 
 void read_q3_block(const uint8_t* p, Block& out) {
-    for (int k = 0; k < 256; ++k) {
-        const int low = p[32 + k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3;
-        out.q[k] = low | (p[k % 32] >> (k / 32) & 1) << 2;
+    for (int run = 0; run < 8; ++run) {
+        const uint8_t* low = p + 32 + run / 4 * 32;
+        for (int k = 0; k < 32; ++k) {
+            out.q[run * 32 + k] = (low[k] >> (run % 4 * 2) & 3) | (p[k] >> run & 1) << 2;
+        }
     }
     const uint8_t* s = p + 96;
     for (int i = 0; i < 16; ++i) {
@@ -79,7 +88,9 @@ void read_q6_block(const uint8_t* p, Block& out) {
         const uint8_t* high = p + 128 + half * 32;
         uint8_t* q = out.q + half * 128;
         split_nibbles(low, 64, q);
-        for (int k = 0; k < 128; ++k) q[k] |= (high[k % 32] >> (k / 32 * 2) & 3) << 4;
+        for (int run = 0; run < 4; ++run) {
+            for (int k = 0; k < 32; ++k) q[run * 32 + k] |= (high[k] >> (run * 2) & 3) << 4;
+        }
     }
     std::memcpy(out.scale, p + 192, 16);
     out.d = p + 208;
@@ -195,38 +206,54 @@ void put_scales(const KindInfo& info, const Block& block, int column, int first,
     if (minimum) std::memcpy(unit + 16 + 2 * column, block.m, 2);
 }
 
-// Elements [first, first + count) of a cell: of one column, from q. The target is zero before.
-void put_planes(Planes kind, const uint8_t* q, int first, int count, int column, uint8_t* planes) {
-    const bool nibbles = kind == N4 || kind == N4_B1 || kind == N4_B2;
-    uint8_t* twos = kind == N4_B2 ? planes + 128 : kind == B2 || kind == B2_B1 ? planes : nullptr;
-    uint8_t* ones = kind == N4_B1 ? planes + 128 : kind == B2_B1 ? planes + 64 : nullptr;
-    const int low = nibbles ? 4 : 0;          // bits below those of `twos`
-    const int below = kind == N4_B1 ? 4 : 2;  // bits below those of `ones`
-    for (int k = first; k < first + count; ++k) {
-        const int value = *q++;
-        const int quad = k / 4;
-        const int byte = column * 4 + k % 4;
-        if (kind == PAIRS) planes[k / 2 * 16 + column * 2 + k % 2] = value;
-        if (kind == BYTES) planes[k * 8 + column] = value;
-        if (nibbles) planes[quad % 4 * 32 + byte] |= (value & 15) << (quad < 4 ? 0 : 4);
-        if (twos) twos[quad / 4 * 32 + byte] |= (value >> low & 3) << (quad % 4 * 2);
-        if (ones) ones[byte] |= (value >> below & 1) << quad;
-    }
-}
-
-// Float kinds: [k][column], rows of the file strided.
-void pack_plain(const Panels& part, const StoredRows& rows, int panel, uint8_t* out) {
-    const int size = kKinds[part.kind].block_bytes;
-    for (int column = 0; column < kColumns; ++column) {
-        const int row = panel * kColumns + column;
-        if (row >= rows.n_out) break;
-        const uint8_t* source = rows.data + row * rows.row_stride;
-        for (int k = 0; k < part.n_in; ++k) {
-            std::memcpy(out + (int64_t{k} * kColumns + column) * size, source + int64_t{k} * size, size);
+// Elements [first, first + count) of a cell: of one column, from q. The target is zero before. The four k of a quad are
+// neighbours on both sides, so they move as one word.
+template <Planes kind>
+void put_planes(const uint8_t* q, int first, int count, int column, uint8_t* planes) {
+    if constexpr (kind == BYTES) {
+        for (int k = first; k < first + count; ++k) planes[k * 8 + column] = *q++;
+    } else if constexpr (kind == PAIRS) {
+        for (int k = first; k < first + count; k += 2, q += 2) std::memcpy(planes + k * 8 + column * 2, q, 2);
+    } else {
+        constexpr bool nibbles = kind == N4 || kind == N4_B1 || kind == N4_B2;
+        constexpr int below_twos = nibbles ? 4 : 0;  // lower bits, of another plane
+        constexpr int below_ones = kind == N4_B1 ? 4 : 2;
+        const auto add = [&](int word, uint32_t bits) {
+            uint8_t* at = planes + (word * 8 + column) * 4;
+            uint32_t there;
+            std::memcpy(&there, at, 4);
+            there |= bits;
+            std::memcpy(at, &there, 4);
+        };
+        for (int quad = first / 4; quad < (first + count) / 4; ++quad, q += 4) {
+            uint32_t values;
+            std::memcpy(&values, q, 4);
+            if constexpr (nibbles) add(quad % 4, (values & 0x0f0f0f0f) << (quad < 4 ? 0 : 4));
+            if constexpr (kind == N4_B2 || kind == B2 || kind == B2_B1) {
+                add((nibbles ? 4 : 0) + quad / 4, (values >> below_twos & 0x03030303) << (quad % 4 * 2));
+            }
+            if constexpr (kind == N4_B1 || kind == B2_B1) {
+                add(kind == N4_B1 ? 4 : 2, (values >> below_ones & 0x01010101) << quad);
+            }
         }
     }
 }
 
+// Float kinds: [k][column], rows of the file strided.
+template <class Bits>
+void pack_plain(const Panels& part, const StoredRows& rows, int panel, uint8_t* out) {
+    for (int column = 0; column < kColumns; ++column) {
+        const int row = panel * kColumns + column;
+        if (row >= rows.n_out) break;
+        const uint8_t* source = rows.data + row * rows.row_stride;
+        uint8_t* to = out + column * sizeof(Bits);
+        for (int k = 0; k < part.n_in; ++k) {
+            std::memcpy(to + int64_t{k} * kColumns * sizeof(Bits), source + int64_t{k} * sizeof(Bits), sizeof(Bits));
+        }
+    }
+}
+
+template <Planes kind>
 void pack_blocks(const Panels& part, const StoredRows& rows, int panel, uint8_t* out) {
     const KindInfo& info = kKinds[part.kind];
     Block block;
@@ -241,10 +268,33 @@ void pack_blocks(const Panels& part, const StoredRows& rows, int panel, uint8_t*
             put_scales(info, block, column, first, unit);
             for (int k = 0; k < info.block; k += kCell) {
                 uint8_t* cell = unit + info.head_bytes + (first + k) / kCell * info.cell_bytes();
-                put_planes(info.planes, block.q + k, first % kCell, info.block < kCell ? info.block : kCell, column,
-                           cell + info.meta_bytes);
+                put_planes<kind>(block.q + k, first % kCell, info.block < kCell ? info.block : kCell, column,
+                                 cell + info.meta_bytes);
             }
         }
+    }
+}
+
+using Pack = void (*)(const Panels& part, const StoredRows& rows, int panel, uint8_t* out);
+
+Pack packer(const KindInfo& info) {
+    switch (info.planes) {
+        case ELEMENTS:
+            return info.block_bytes == 4 ? pack_plain<uint32_t> : pack_plain<uint16_t>;
+        case N4:
+            return pack_blocks<N4>;
+        case N4_B1:
+            return pack_blocks<N4_B1>;
+        case N4_B2:
+            return pack_blocks<N4_B2>;
+        case B2:
+            return pack_blocks<B2>;
+        case B2_B1:
+            return pack_blocks<B2_B1>;
+        case PAIRS:
+            return pack_blocks<PAIRS>;
+        default:
+            return pack_blocks<BYTES>;
     }
 }
 
@@ -273,7 +323,7 @@ std::shared_ptr<Weight> make_weight(Store& store, const std::vector<PartShape>& 
 
 void pack_rows(Pool& pool, const Weight& weight, int part, int first_row, const StoredRows& rows) {
     const Panels& panels = weight.parts[part];
-    const auto pack = kKinds[panels.kind].planes == ELEMENTS ? pack_plain : pack_blocks;
+    const Pack pack = packer(kKinds[panels.kind]);
     uint8_t* begin = weight.data.get() + (panels.data - weight.data.get()) + first_row / kColumns * panels.panel_bytes;
     pool.run([&](int worker) {
         pool.each((rows.n_out + kColumns - 1) / kColumns, worker,
