@@ -44,9 +44,14 @@ class Written(NamedTuple):
     """Takes from several minutes to an hour."""
 
 
+def place_of(written: Written, folder: Path) -> Path:
+    """Where in `folder` the model in this format is, or would be."""
+    return folder / (written.name.replace(" ", "-") + written.suffix)
+
+
 def path_of(written: Written, folder: Path) -> Path:
     """The model in this format, in `folder`; written first where it is not there, as a whole or not at all."""
-    target = folder / (written.name.replace(" ", "-") + written.suffix)
+    target = place_of(written, folder)
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder))

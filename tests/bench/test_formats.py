@@ -12,8 +12,9 @@ import torch
 
 from benchmarks.formats import ggml
 from benchmarks.formats.__main__ import main
+from benchmarks.formats.apart import Failed, apart
 from benchmarks.formats.files import WRITTEN, matrix_bits, nearest, path_of
-from benchmarks.formats.measuring import distance
+from benchmarks.formats.losses import distance
 from octavo.checkpoint import open_checkpoint
 from octavo.quant import dense
 from tests import realmodels
@@ -24,7 +25,7 @@ def test_two_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = tmp_path / "figures.json"
     out.write_text(json.dumps({"float32": {"by": "octavo", "activations": "float32", "kl": 0.125, "top1": 0.5}}))
     small = ["--folder", str(tmp_path), "--tokens", "24", "--rounds", "1", "--steps", "2"]
-    main(["--formats", "bitsandbytes nf4,--quantization int8", "--out", str(out), "--markdown", *small])
+    assert main(["--formats", "bitsandbytes nf4,--quantization int8", "--out", str(out), "--markdown", *small]) == 0
     found = json.loads(out.read_text())
     assert list(found) == ["float32", "bitsandbytes nf4", "--quantization int8"]
     nf4, int8 = found["bitsandbytes nf4"], found["--quantization int8"]
@@ -32,7 +33,7 @@ def test_two_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (nf4["activations"], int8["activations"]) == ("float32", "int16")
     assert 1e-7 < int8["kl"] < 0.01 < nf4["kl"] < 1
     assert int8["memory_mib"] == pytest.approx(int8["file_mib"] * 8.5 / 32, rel=0.02)
-    assert all(row[f"tok_s_{streams}"] > 0 for row in (nf4, int8) for streams in (1, 32))
+    assert all(row["speeds"][0][f"tok_s_{streams}"] > 0 for row in (nf4, int8) for streams in (1, 32))
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows] == [
         "| format",
@@ -41,6 +42,22 @@ def test_two_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "| `--quantization int8`",
     ]
     assert "1.2e-01, 50.0%" in rows[1]
+
+
+def test_a_format_that_fails_does_not_lose_the_others_and_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    broken, there = "GGUF Q4_0", {"by": "octavo", "file_mib": 1.0, "speeds": [{"load_s": 0.5}]}
+    out.write_text(json.dumps({"--quantization int4": there}))
+    (tmp_path / "GGUF-Q4_0.gguf").write_bytes(b"GGUF and nothing else")
+    formats = f"{broken},--quantization int8,--quantization int4"
+    again = ["--formats", formats, "--folder", str(tmp_path), "--out", str(out), "--missing", "--rounds", "1"]
+    assert main([*again, "--only", "speed,write", "--steps", "2"]) == 1
+    found = json.loads(out.read_text())
+    assert list(found[broken]) == ["failed"] and list(found[broken]["failed"]) == ["write"]
+    assert found["--quantization int8"]["file_mib"] > 500 and "kl" not in found["--quantization int8"]
+    assert len(found["--quantization int8"]["speeds"]) == 1 and found["--quantization int4"] == there
+    with pytest.raises(Failed, match="GGUF-Q4_0.gguf"):
+        apart("benchmarks.formats.speeds", path=str(tmp_path / "GGUF-Q4_0.gguf"), rule=None, steps=2)
 
 
 @pytest.mark.parametrize("name", [name for name, one in WRITTEN.items() if one.suffix != ".gguf"])
