@@ -288,6 +288,33 @@ void run_logits(Model& model, nb::handle arrays, OutMatrix<float> out) {
     model.run(step, nullptr, Drawn{}, values);
 }
 
+nb::list read_profile(Model& model) {
+    const Profile profile = [&] {
+        const nb::gil_scoped_release free;
+        return model.stop_profile();
+    }();
+    nb::list out;
+    for (const auto& [decode, times] : {std::pair(false, &profile.prefill()), std::pair(true, &profile.decode())}) {
+        for (const auto& [name, time] : *times) {
+            const int64_t (&operations)[FORM_COUNT] = time.cost.operations;
+            out.append(
+                nb::make_tuple(decode, name, time.calls, time.seconds, time.cost.bytes,
+                               nb::make_tuple(operations[FORM_FLOAT], operations[FORM_INT8], operations[FORM_INT16])));
+        }
+    }
+    return out;
+}
+
+nb::tuple read_roofline(Pool& pool) {
+    const Roofline found = [&] {
+        const nb::gil_scoped_release free;
+        return measure_roofline(pool);
+    }();
+    const double (&operations)[FORM_COUNT] = found.operations_per_second;
+    return nb::make_tuple(found.bytes_per_second,
+                          nb::make_tuple(operations[FORM_FLOAT], operations[FORM_INT8], operations[FORM_INT16]));
+}
+
 void copy_blocks(KVCache& cache, int group, Matrix<int32_t> pairs) {
     const nb::gil_scoped_release free;
     for (size_t i = 0; i < pairs.shape(0); ++i) cache.copy_block(group, pairs.data()[2 * i], pairs.data()[2 * i + 1]);
@@ -568,6 +595,7 @@ NB_MODULE(_native, m) {
     });
     m.def("unpack", unpack_weight, nb::arg("pool"), nb::arg("weight"), nb::arg("out"));
     m.def("copy_blocks", copy_blocks);
+    m.def("measure_roofline", read_roofline, nb::arg("pool"));
 
     nb::class_<Pool>(m, "Pool")
         .def("__init__",
@@ -598,5 +626,7 @@ NB_MODULE(_native, m) {
              nb::arg("logits"), nb::arg("width"), nb::arg("vocab"), nb::arg("max_tokens"), nb::arg("head_rows"))
         .def("run", run_model, nb::arg("batch"), nb::arg("sampling"), nb::arg("drawn"))
         .def("raw_logits", run_logits, nb::arg("batch"), nb::arg("out"))
+        .def("start_profile", &Model::start_profile, nb::call_guard<nb::gil_scoped_release>())
+        .def("stop_profile", read_profile)
         .def_prop_ro("bytes", &Model::bytes);
 }

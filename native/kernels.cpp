@@ -24,6 +24,7 @@ Kernels select() {
     fill_attention_avx2(table);
     fill_store_kv_avx2(table);
     fill_vocabulary_avx2(table);
+    fill_roofline_avx2(table);
     return table;
 }
 

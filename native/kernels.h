@@ -182,6 +182,13 @@ struct Kernels {
     // Ids with x >= value, ascending; returns how many, at most n.
     int64_t (*at_least)(const float* x, int64_t n, float value, int32_t* ids);
     void (*exp)(const float* x, int64_t n, float* out);
+
+    // As many multiply-adds as the instructions of the products make possible, `rounds` times; tells how many
+    // operations that were, two each.
+    int64_t (*multiply_float)(int64_t rounds);
+    int64_t (*multiply_int8)(int64_t rounds);
+    int64_t (*multiply_int16)(int64_t rounds);
+    void (*read)(const uint8_t* data, int64_t bytes);  // all of it, and nothing else
 };
 
 constexpr int kChunkTokens = 256;  // of the context; a partial softmax begins anew at each multiple
@@ -199,6 +206,7 @@ void fill_rows_avx2(Kernels&);
 void fill_attention_avx2(Kernels&);
 void fill_store_kv_avx2(Kernels&);
 void fill_vocabulary_avx2(Kernels&);
+void fill_roofline_avx2(Kernels&);
 
 // The table for this CPU. Throws std::runtime_error that names what the CPU lacks.
 const Kernels& kernels();

@@ -17,6 +17,18 @@ void Program::mixture(const Instruction& i, const Context& c) {
     }
 }
 
+// Of the experts that got rows in the last pass, and as much for each pass before.
+int64_t Program::expert_bytes(const Instruction& i, int rows) const {
+    const Mixture& m = *i.mixture;
+    size_t bytes = 0;
+    int last = -1;
+    for (const ExpertTask& task : routes_.tasks) {
+        if (task.expert != last) bytes += m.gate_up[task.expert].weight->bytes + m.down[task.expert].weight->bytes;
+        last = task.expert;
+    }
+    return static_cast<int64_t>(bytes) * count_blocks(rows, m.pass_rows);
+}
+
 void Program::mixture_pass(const Instruction& i, const Context& c, int first, int rows) {
     const Mixture& m = *i.mixture;
     const int worker = c.worker;

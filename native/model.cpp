@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -70,33 +71,85 @@ void Model::check_blocks() const {
     }
 }
 
+void Model::fill_head(int first, int rows, int worker) {
+    float* input = reinterpret_cast<float*>(head_->arena() + input_);
+    const float* hidden = reinterpret_cast<const float*>(body_->arena() + hidden_);
+    pool_->each(rows, worker, [&](int r, int) {
+        std::memcpy(input + int64_t{r} * width_, hidden + int64_t{first + r} * width_, sizeof(float) * width_);
+    });
+}
+
+void Model::draw(int first, int rows, int worker, const Sampling* sampling, const Drawn& drawn, float* out) {
+    const float* logits = reinterpret_cast<const float*>(head_->arena() + logits_);
+    const Kernels& table = kernels();
+    pool_->each(rows, worker, [&](int r, int) {
+        const float* row = logits + int64_t{r} * vocab_;
+        if (sampling != nullptr) {
+            draw_row(table, row, vocab_, *sampling, first + r, scratch_[worker], drawn);
+        } else {
+            std::memcpy(out + int64_t{first + r} * vocab_, row, sizeof(float) * vocab_);
+        }
+    });
+}
+
 void Model::run(const Step& step, const Sampling* sampling, const Drawn& drawn, float* out) {
     const std::lock_guard<std::mutex> one_step_at_a_time(mutex_);
     static_cast<Step&>(batch_) = step;
     check_blocks();
+    if (profile_) return run_timed(sampling, drawn, out);
     prepare();
-    float* logits = reinterpret_cast<float*>(head_->arena() + logits_);
-    float* input = reinterpret_cast<float*>(head_->arena() + input_);
-    const float* hidden = reinterpret_cast<const float*>(body_->arena() + hidden_);
-    const Kernels& table = kernels();
     pool_->run([&](int worker) {
         if (batch_.tokens_count > 0) body_->run(batch_, batch_.tokens_count, worker);
         for (int first = 0; first < batch_.rows_count; first += head_rows_) {
             const int rows = std::min(head_rows_, batch_.rows_count - first);
-            pool_->each(rows, worker, [&](int r, int) {
-                std::memcpy(input + int64_t{r} * width_, hidden + int64_t{first + r} * width_, sizeof(float) * width_);
-            });
+            fill_head(first, rows, worker);
             head_->run(batch_, rows, worker);
-            pool_->each(rows, worker, [&](int r, int) {
-                const float* row = logits + int64_t{r} * vocab_;
-                if (sampling != nullptr) {
-                    draw_row(table, row, vocab_, *sampling, first + r, scratch_[worker], drawn);
-                } else {
-                    std::memcpy(out + int64_t{first + r} * vocab_, row, sizeof(float) * vocab_);
-                }
-            });
+            draw(first, rows, worker, sampling, drawn, out);
         }
     });
+}
+
+// A copy of `run` with a clock, so that a step that is not timed does not ask whether it is.
+void Model::run_timed(const Sampling* sampling, const Drawn& drawn, float* out) {
+    using Clock = std::chrono::steady_clock;
+    Profile::Times& times = profile_->of(batch_);
+    const auto since = [](Clock::time_point began) {
+        return std::chrono::duration<double>(Clock::now() - began).count();
+    };
+    Clock::time_point began = Clock::now();
+    prepare();
+    OpTime& planning = times["plan"];
+    planning.seconds += since(began);
+    ++planning.calls;
+    OpTime& sampled = times["sampling"];
+    Laps laps;
+    if (batch_.tokens_count > 0) {
+        pool_->run([&](int worker) { body_->run_timed(batch_, batch_.tokens_count, worker, laps); });
+        Profile::add(*body_, batch_, batch_.tokens_count, laps, times);
+    }
+    for (int first = 0; first < batch_.rows_count; first += head_rows_) {
+        const int rows = std::min(head_rows_, batch_.rows_count - first);
+        pool_->run([&](int worker) {
+            fill_head(first, rows, worker);
+            head_->run_timed(batch_, rows, worker, laps);
+        });
+        Profile::add(*head_, batch_, rows, laps, times);
+        began = Clock::now();
+        pool_->run([&](int worker) { draw(first, rows, worker, sampling, drawn, out); });
+        sampled.seconds += since(began);
+        ++sampled.calls;
+    }
+}
+
+void Model::start_profile() {
+    const std::lock_guard<std::mutex> one_step_at_a_time(mutex_);
+    profile_ = std::make_unique<Profile>();
+}
+
+Profile Model::stop_profile() {
+    const std::lock_guard<std::mutex> one_step_at_a_time(mutex_);
+    const std::unique_ptr<Profile> stopped = std::move(profile_);
+    return stopped ? std::move(*stopped) : Profile{};
 }
 
 }  // namespace octavo

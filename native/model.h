@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "program.h"
+#include "profile.h"
 #include "sampler.h"
 
 namespace octavo {
@@ -23,10 +23,20 @@ public:
     // `sampling` (when not null) or copied to `out`. Throws std::invalid_argument on a block id out of range.
     void run(const Step& step, const Sampling* sampling, const Drawn& drawn, float* out);
 
+    // Steps are timed from here on; the profile so far is forgotten.
+    void start_profile();
+    // What was timed; steps are not timed any more.
+    Profile stop_profile();
+
     size_t bytes() const { return body_->bytes() + head_->bytes(); }
 
 private:
     void prepare();
+    // The parts of a step that every worker of a job must call: rows [first, first + rows) of the head's input, and of
+    // what the head has made of it.
+    void fill_head(int first, int rows, int worker);
+    void draw(int first, int rows, int worker, const Sampling* sampling, const Drawn& drawn, float* out);
+    void run_timed(const Sampling* sampling, const Drawn& drawn, float* out);
     void check_blocks() const;
 
     std::shared_ptr<Pool> pool_;
@@ -42,6 +52,7 @@ private:
     Batch batch_;
     std::vector<SamplerScratch> scratch_;
     std::mutex mutex_;
+    std::unique_ptr<Profile> profile_;  // while steps are timed
 };
 
 }  // namespace octavo

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -103,6 +104,21 @@ void Program::reserve_scratch() {
 void Program::run(const Batch& batch, int rows, int worker) {
     const Context context{batch, rows, worker};
     for (const Instruction& instruction : instructions_) step(instruction, context);
+}
+
+void Program::run_timed(const Batch& batch, int rows, int worker, Laps& laps) {
+    using Clock = std::chrono::steady_clock;
+    const Context context{batch, rows, worker};
+    if (worker == 0) laps = {std::vector<double>(instructions_.size()), std::vector<int64_t>(instructions_.size())};
+    Clock::time_point began = Clock::now();
+    for (size_t n = 0; n < instructions_.size(); ++n) {
+        step(instructions_[n], context);
+        if (worker > 0) continue;
+        const Clock::time_point now = Clock::now();
+        laps.seconds[n] = std::chrono::duration<double>(now - began).count();
+        if (instructions_[n].op == Op::Experts) laps.expert_bytes[n] = expert_bytes(instructions_[n], rows);
+        began = now;
+    }
 }
 
 Act8 Program::act8(int64_t offset, int width, int64_t rows) const {

@@ -163,6 +163,12 @@ struct Batch : Step {
     std::vector<AttendPlan> attend;  // one per shape in Program::attend_shapes
 };
 
+// What each instruction of a run took, on the clock of worker 0, and what experts read.
+struct Laps {
+    std::vector<double> seconds;
+    std::vector<int64_t> expert_bytes;
+};
+
 class Program {
 public:
     Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int64_t arena_bytes);
@@ -170,11 +176,14 @@ public:
     void add(Instruction instruction);
     // Runs everything for `rows` rows; every worker of a pool job must call it.
     void run(const Batch& batch, int rows, int worker);
+    // The same, and worker 0 fills `laps`.
+    void run_timed(const Batch& batch, int rows, int worker, Laps& laps);
 
     uint8_t* arena() const { return arena_.data(); }
     size_t bytes() const { return arena_.size() + scratch_.size() + partials_.size(); }
     const std::vector<Instruction>& instructions() const { return instructions_; }
     const std::vector<HeadShape>& attend_shapes() const { return attend_shapes_; }
+    const LayerCache& layer(const Instruction& i) const { return cache_->layers[i.layer]; }
     int64_t partial_floats() const { return partials_.size() / sizeof(float); }
     void reserve_scratch();
 
@@ -225,6 +234,7 @@ private:
     void gather_columns(const Factor& factor, const Place& x, int column, int columns, int row, int rows, float* out,
                         float* buffer) const;
     void mixture(const Instruction& i, const Context& c);
+    int64_t expert_bytes(const Instruction& i, int rows) const;
     void mixture_pass(const Instruction& i, const Context& c, int first, int rows);
     TokenPlace place_of(const Instruction& i, const Context& c, int row) const;
     void latent_row(const Instruction& i, const Context& c, int row, float* buffer) const;

@@ -30,6 +30,8 @@ def unpack(pool: Pool, weight: Weight, out: npt.NDArray[np.float32]) -> None:
     """Exact float32 values to `out` [n_out, n_in]."""
 
 def copy_blocks(cache: KVCache, group: int, pairs: npt.NDArray[np.int32], /) -> None: ...
+def measure_roofline(pool: Pool) -> tuple[float, tuple[float, float, float]]:
+    """Bytes per second read from memory, and operations per second with inputs of each form; takes a second."""
 
 class Pool:
     def __init__(self, threads: int) -> None: ...
@@ -208,5 +210,12 @@ class Model:
         """Raises ValueError on a block id out of range; the GIL is released."""
 
     def raw_logits(self, batch: BatchArrays, out: npt.NDArray[np.float32]) -> None: ...
+    def start_profile(self) -> None:
+        """Time the operations of steps from here on."""
+
+    def stop_profile(self) -> list[tuple[bool, str, int, float, int, tuple[int, int, int]]]:
+        """Per kind of steps and operation: whether the steps are decodes, name, calls, seconds, bytes, and operations
+        with inputs of each form."""
+
     @property
     def bytes(self) -> int: ...

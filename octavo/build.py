@@ -28,7 +28,7 @@ from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import Architecture, find
 from octavo.models.weights import LoadError, load, quantizable
-from octavo.ops.contract import Device
+from octavo.ops.contract import CompiledModel, Profiled
 from octavo.quant.onload import RULES, Rule, quantize, saved
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
@@ -86,6 +86,8 @@ class Built:
 
     engine: Engine
     info: ModelInfo
+    profiled: Profiled | None
+    """What times the model's operations; None on a device that cannot."""
 
 
 def find_model(config: EngineConfig) -> Path:
@@ -267,14 +269,13 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         info = _info(
             config, path, architecture.name, model_config, resolved, checkpoint.total_bytes, quantization, device.name
         )
-    engine = _engine(config, model, device, resolved)
+    compiled = device.compile(model.body, model.head, resolved.limits, device.kv_cache(resolved.kv))
+    engine = _engine(config, model, compiled, resolved)
     info.notes = [*notes, f"ready in {time.perf_counter() - began:.1f} s"]
-    return Built(engine, info)
+    return Built(engine, info, compiled if isinstance(compiled, Profiled) else None)
 
 
-def _engine(config: EngineConfig, model: Decoder, device: Device, resolved: Resolved) -> Engine:
-    cache = device.kv_cache(resolved.kv)
-    compiled = device.compile(model.body, model.head, resolved.limits, cache)
+def _engine(config: EngineConfig, model: Decoder, compiled: CompiledModel, resolved: Resolved) -> Engine:
     runner = Runner(compiled, resolved.limits, len(model.groups), config.block_size, model.config.vocab_size)
     return build_engine(
         Local(runner),

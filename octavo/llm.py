@@ -19,6 +19,7 @@ from octavo.offline.beam import Search, search
 from octavo.offline.inputs import Prompt, PromptType, read_prompts
 from octavo.offline.metrics import Metric, RequestTimes, metrics_of
 from octavo.offline.run import Interrupts, Job, forget, run
+from octavo.ops.contract import Profiled
 from octavo.outputs import BeamSearchOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 from octavo.text.request import RequestFactory
@@ -53,7 +54,15 @@ class LLM:
             built = build(config, bar)
         for note in built.info.notes:
             logger.info("%s", note)
-        self._set(config, built.engine, built.info, text.tokenizer, text.template, text.factory(built.info, config))
+        self._set(
+            config,
+            built.engine,
+            built.info,
+            text.tokenizer,
+            text.template,
+            text.factory(built.info, config),
+            built.profiled,
+        )
 
     @classmethod
     def of(
@@ -64,10 +73,11 @@ class LLM:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         factory: RequestFactory,
+        profiled: Profiled | None = None,
     ) -> LLM:
         """An LLM of parts that are built already."""
         llm = cls.__new__(cls)
-        llm._set(config, engine, info, tokenizer, template, factory)
+        llm._set(config, engine, info, tokenizer, template, factory, profiled)
         return llm
 
     def _set(
@@ -78,9 +88,12 @@ class LLM:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         factory: RequestFactory,
+        profiled: Profiled | None,
     ) -> None:
         self.config = config
         self.info = info
+        self.profiled = profiled
+        """What times the operations of the model's steps; None on a device that cannot."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._template = template

@@ -16,6 +16,7 @@ from octavo.bench.client import Ask
 from octavo.bench.data import asks_of
 from octavo.bench.figures import Distribution
 from octavo.bench.options import BenchError, LatencyOptions, ThroughputOptions
+from octavo.bench.profile import Profile
 from octavo.config import EngineConfig
 from octavo.llm import LLM
 from octavo.outputs import RequestOutput
@@ -90,6 +91,9 @@ def _answer(llm: LLM, asks: Sequence[Ask], options: ThroughputOptions, progress:
 
 def latency(options: LatencyOptions, llm: LLM) -> dict[str, Any]:
     """Time batch after batch; print and return the figures, seconds. Raises BenchError."""
+    profiled = llm.profiled if options.profile else None
+    if options.profile and profiled is None:
+        raise BenchError(f"--profile: the device {llm.info.device} does not time its operations.")
     rng = random.Random(f"latency/{options.seed}")
     known = [token for token in range(llm.info.vocab_size) if token not in llm.get_tokenizer().special_ids]
     params = SamplingParams(
@@ -115,6 +119,8 @@ def latency(options: LatencyOptions, llm: LLM) -> dict[str, Any]:
     try:
         for _ in tqdm(range(options.num_iters_warmup), desc="Warm-up", disable=options.disable_tqdm):
             once()
+        if profiled:
+            profiled.start_profile()
         times = [once() for _ in tqdm(range(options.num_iters), desc="Batches", disable=options.disable_tqdm)]
     except ValueError as error:
         raise BenchError(str(error)) from None
@@ -127,6 +133,10 @@ def latency(options: LatencyOptions, llm: LLM) -> dict[str, Any]:
     print(f"Avg latency: {found.mean:.4f} seconds")
     for p, value in found.percentiles.items():
         print(f"{p:g}% percentile latency: {value:.4f} seconds")
+    if profiled:
+        profile = Profile(profiled.stop_profile(), profiled.roofline(), sum(times))
+        print(profile.table())
+        result["profile"] = profile.figures()
     write_json(options.output_json, result)
     return result
 

@@ -347,6 +347,12 @@ class LatencyOptions(Options):
     n: int = option(1, "sampling", "Answers to each prompt.", kind=int, least=1)
     num_iters_warmup: int = option(3, "load", "Batches before the measured ones.", kind=int, least=0)
     num_iters: int = option(10, "load", "Measured batches.", kind=int, least=1)
+    profile: bool = option(
+        False,
+        "results",
+        "Tell what each kind of operation took in the measured batches, and what this machine could do at most.",
+        kind=bool,
+    )
     output_json: str | None = option(None, "results", "File for the figures.")
     disable_tqdm: bool = option(False, "results", "Show no progress.", kind=bool)
 

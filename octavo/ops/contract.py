@@ -14,7 +14,7 @@ chunking, the block ids, the thread count. `ops/reference.py` is the executable 
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -481,3 +481,46 @@ class CompiledModel(Protocol):
 
     def copy_blocks(self, group: int, pairs: I32) -> None:
         """[n, 2] (source, destination): copy whole blocks of every layer in the group, in order."""
+
+
+class OpTime(NamedTuple):
+    """What one kind of operation took, in all steps of a profile together."""
+
+    decode: bool
+    """Of steps in which every sequence has one token; else of those in which some has more."""
+    name: str
+    calls: int
+    seconds: float
+    """On the clock, by all threads at once."""
+    bytes: int
+    """Of weights and of the KV cache that had to be read or written; activations stay in the processor's caches."""
+    operations: tuple[int, int, int]
+    """With inputs of float32, int8 and int16; a multiply-add counts as two."""
+
+
+class Roofline(NamedTuple):
+    """What a device can do at most, as measured (Williams, Waterman, Patterson: "Roofline", 2009)."""
+
+    bytes_per_second: float
+    """Read from memory."""
+    operations_per_second: tuple[float, float, float]
+    """As `OpTime.operations` counts them."""
+
+    def seconds(self, time: OpTime) -> float:
+        """What the device would need at least for the bytes or the operations of `time`, whichever takes longer."""
+        peaks = zip(time.operations, self.operations_per_second, strict=True)
+        return max(time.bytes / self.bytes_per_second, sum(count / peak for count, peak in peaks))
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A compiled model that can time its operations."""
+
+    def start_profile(self) -> None:
+        """Time the steps from here on."""
+
+    def stop_profile(self) -> list[OpTime]:
+        """What was timed since the start; steps are not timed any more."""
+
+    def roofline(self) -> Roofline:
+        """Measured now, which takes a second or two; for a quiet machine."""

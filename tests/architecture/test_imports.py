@@ -49,8 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     ),
     "entrypoints": {"api"},
     "offline": SHARED | {"text", "outputs", "wire"},
-    "bench": SHARED | {"checkpoint", "config", "llm", "outputs", "text"},
-    "llm": SHARED | {"build", "config", "outputs", "info", "text", "offline", "wire"},
+    "bench": SHARED | {"checkpoint", "config", "contract", "llm", "outputs", "text"},
+    "llm": SHARED | {"build", "config", "contract", "outputs", "info", "text", "offline", "wire"},
     "process": SHARED | {"logs", "build", "wire", "config", "info", "engine", "flight_recorder"},
 }
 BUILD_MAY_BE_IMPORTED_BY = {

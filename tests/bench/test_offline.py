@@ -15,6 +15,7 @@ from octavo.bench.offline import latency, throughput
 from octavo.bench.options import BenchError, LatencyOptions, StartupOptions, ThroughputOptions
 from octavo.bench.startup import forget, model_files
 from octavo.config import EngineConfig
+from octavo.ops.contract import OpTime, Roofline
 from tests.api.harness import MODEL, ScriptEngine, make_info, make_tokenizer, tiny_text
 from tests.realmodels import smollm2_gguf
 
@@ -109,6 +110,63 @@ def test_latency_of_batches(llm: LLM, engine: ScriptEngine, capsys: pytest.Captu
     assert f"Avg latency: {result['avg_latency']:.4f} seconds" in capsys.readouterr().out
 
 
+class Timed:
+    """Times nothing itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start_profile(self) -> None:
+        self.calls.append("start")
+
+    def stop_profile(self) -> list[OpTime]:
+        self.calls.append("stop")
+        return [
+            OpTime(False, "plan", 1, 0.001, 0, (0, 0, 0)),
+            OpTime(False, "linear Q4_0 int8", 10, 0.003, 1_000_000, (0, 600_000_000, 0)),
+            OpTime(True, "plan", 4, 0.004, 0, (0, 0, 0)),
+            OpTime(True, "attend", 40, 0.012, 60_000_000, (6_000_000, 0, 0)),
+        ]
+
+    def roofline(self) -> Roofline:
+        self.calls.append("roofline")
+        return Roofline(10e9, (100e9, 400e9, 200e9))
+
+
+def test_a_profile_of_the_measured_batches(
+    llm: LLM, engine: ScriptEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    timed = llm.profiled = Timed()
+    file = tmp_path / "out.json"
+    result = latency(LatencyOptions(num_iters=2, output_len=3, profile=True, output_json=str(file), **QUIET), llm)
+    assert timed.calls == ["start", "stop", "roofline"]
+    assert result == json.loads(file.read_text())
+    host = sum(result["latencies"]) - 0.02
+    assert result["profile"]["host_seconds"] == pytest.approx(host)
+    assert result["profile"]["roofline"]["operations_per_second"] == {"float32": 1e11, "int8": 4e11, "int16": 2e11}
+    attend, plan = result["profile"]["decode"]["operations"]
+    assert (plan["name"], plan["of_roofline"], attend["name"]) == ("plan", None, "attend")
+    assert attend["of_roofline"] == pytest.approx(0.5)  # 6 ms of the memory, of 12
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("Prefill: 1 step of 4.000 ms")
+    assert [line.split() for line in lines[at + 2 : at + 8]] == [
+        ["linear", "Q4_0", "int8", "10", "3.000", "75.0%", "0.3", "200.0", "50%"],
+        ["plan", "1", "1.000", "25.0%"],
+        ["Decode:", "4", "steps", "of", "4.000", "ms"],
+        ["operation", "calls", "ms", "share", "GB/s", "GOP/s", "of", "roofline"],
+        ["attend", "10", "3.000", "75.0%", "5.0", "0.5", "50%"],
+        ["plan", "1", "1.000", "25.0%"],
+    ]
+    assert lines[at + 8].startswith(f"Host, beside the steps: {1000 * host / 5:.3f} ms per step, ")
+    assert lines[at + 9] == "Roofline: 10.0 GB/s read, 100 GOP/s float32, 400 GOP/s int8, 200 GOP/s int16"
+
+
+def test_a_device_that_does_not_time_its_operations(llm: LLM, engine: ScriptEngine) -> None:
+    with pytest.raises(BenchError, match="--profile: the device .* does not time its operations"):
+        latency(LatencyOptions(profile=True, **QUIET), llm)
+    assert not engine.seen
+
+
 def test_a_file_that_cannot_be_written(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="cannot write"):
         latency(LatencyOptions(num_iters=1, output_len=2, output_json=str(tmp_path), **QUIET), llm)
@@ -119,10 +177,22 @@ def test_the_commands_with_a_real_model(capsys: pytest.CaptureFixture[str], tmp_
     quick = ("--input-len", "12", "--output-len", "3", "--disable-tqdm", "--output-json", str(tmp_path / "out.json"))
     assert main(["bench", "throughput", model, "--num-prompts", "3", *quick, *small]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["total_num_tokens"] == 3 * 15
-    flags = ("--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "0")
+    flags = ("--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "0", "--profile")
     assert main(["bench", "latency", "--model", model, *flags, *quick, *small]) == 0
-    assert len(json.loads((tmp_path / "out.json").read_text())["latencies"]) == 2
-    assert "Avg latency: " in capsys.readouterr().out
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert len(result["latencies"]) == 2
+    said = capsys.readouterr().out
+    assert "Avg latency: " in said and "Prefill: 2 steps of " in said and "Decode: 4 steps of " in said
+    profile = result["profile"]
+    operations = {kind: {one["name"]: one for one in profile[kind]["operations"]} for kind in ("prefill", "decode")}
+    # no count of a matrix depends on the rows but that of operations: 2 prompts of 12 tokens, then 2 tokens
+    for name in ("linear Q4_1 int8", "gated Q4_1 int8"):
+        first, later = operations["prefill"][name], operations["decode"][name]
+        assert later["calls"] == 2 * first["calls"] and later["bytes"] == 2 * first["bytes"] > 0
+        assert 2 * first["operations"]["int8"] == 12 * later["operations"]["int8"] > 0
+        assert first["of_roofline"] > 0 and first["operations"]["float32"] == 0
+    timed = sum(one["seconds"] for kind in operations.values() for one in kind.values())
+    assert timed + profile["host_seconds"] == pytest.approx(sum(result["latencies"]))
 
 
 def test_starts_of_a_real_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,7 +10,18 @@ from octavo.devices.cpu.native import load_native
 from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Recorder, row_vector
 from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
-from octavo.ops.contract import F32, I32, BatchArrays, BatchLimits, Drawn, KVSpec, Sampling, Stored
+from octavo.ops.contract import (
+    F32,
+    I32,
+    BatchArrays,
+    BatchLimits,
+    Drawn,
+    KVSpec,
+    OpTime,
+    Roofline,
+    Sampling,
+    Stored,
+)
 from octavo.quant import KINDS, in_order, multiplied_as, to_multiply
 
 HEAD_ROWS = 32
@@ -115,7 +126,11 @@ class CpuDevice:
             limits.tokens,
             head_rows,
         )
-        return CpuModel(self.native, model, limits, cache, recorder.vocab or np.iinfo(np.int32).max, logits.width)
+        return CpuModel(self, model, limits, cache, recorder.vocab or np.iinfo(np.int32).max, logits.width)
+
+    def roofline(self) -> Roofline:
+        """Of all threads together, measured now: a second or two, on a machine that should be quiet."""
+        return Roofline(*self.native.measure_roofline(self.pool))
 
 
 def _same(first: I32 | None, second: I32 | None) -> bool:
@@ -144,9 +159,9 @@ class CpuModel:
     """`CompiledModel` of the contract: each method is one native call, with the GIL released."""
 
     def __init__(
-        self, native: Any, model: Any, limits: BatchLimits, cache: CpuCache, vocab_in: int, vocab_out: int
+        self, device: CpuDevice, model: Any, limits: BatchLimits, cache: CpuCache, vocab_in: int, vocab_out: int
     ) -> None:
-        self.native = native
+        self.device = device
         self.model = model
         self.limits = limits
         self.cache = cache
@@ -185,7 +200,16 @@ class CpuModel:
 
     def copy_blocks(self, group: int, pairs: I32) -> None:
         check_copies(pairs, group, self.cache.spec)
-        self.native.copy_blocks(self.cache.native, group, np.ascontiguousarray(pairs))
+        self.device.native.copy_blocks(self.cache.native, group, np.ascontiguousarray(pairs))
+
+    def start_profile(self) -> None:
+        self.model.start_profile()
+
+    def stop_profile(self) -> list[OpTime]:
+        return [OpTime(*entry) for entry in self.model.stop_profile()]
+
+    def roofline(self) -> Roofline:
+        return self.device.roofline()
 
     def _checked(self, batch: BatchArrays) -> BatchArrays:
         check_batch(batch, self.limits, self.cache.spec, self.vocab_in)
