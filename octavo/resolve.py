@@ -16,8 +16,8 @@ KV_SHARE = 0.25
 
 ITEM_BYTES = {"float32": 4, "float16": 2}
 
-SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
-"""Names that vLLM's --quantization has for a kernel, and the method whose files it reads."""
+SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq", "inc": "auto-round"}
+"""Names that vLLM's --quantization has for a kernel or a maker, and the method whose files it reads."""
 
 
 @dataclass(frozen=True)

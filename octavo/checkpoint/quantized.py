@@ -13,10 +13,11 @@ import numpy as np
 from octavo.checkpoint.errors import CheckpointError, believing
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, modelopt, mxfp4, torchao
+from octavo.quant import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, modelopt, mxfp4, torchao
 from octavo.quant.method import Head, Layout, Method, QuantError, Values
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+    "auto-round": auto_round.read,
     "awq": awq.read,
     "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
@@ -24,6 +25,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "fp8": fp8.read,
     "gptq": gptq.read,
     "hqq": hqq.read,
+    "intel/auto-round": auto_round.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
     "torchao": torchao.read,

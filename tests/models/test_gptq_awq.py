@@ -1,4 +1,4 @@
-"""Models in GPTQ's and AWQ's files against the same models with the values of those files in float32."""
+"""Models in GPTQ's, AWQ's and AutoRound's files against the same models with the values of those files in float32."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def config(method: str, group: int, bits: int = 4, **more: Any) -> dict[str, Any
     return {"quant_method": method, "bits": bits, "group_size": group, **more}
 
 
+def auto_round(form: str) -> dict[str, Any]:
+    """As AutoRound writes it; extra_config says what `mixed` does."""
+    extra = {".*self_attn.*": {"bits": 8, "group_size": 64}, "model.layers.0.mlp.down_proj": {"bits": 16}}
+    return config("auto-round", 32, sym=True, data_type="int", packing_format=form, extra_config=extra)
+
+
 ACT = {"desc_act": True, "static_groups": False, "true_sequential": True, "damp_percent": 0.01}
 DYNAMIC = {"-:.*layers\\.0\\.mlp\\.down.*": {}, "+:.*self_attn.*": {"bits": 8, "group_size": 64}}
 CASES: dict[str, tuple[str, Way, dict[str, Any], set[str]]] = {
@@ -100,6 +106,9 @@ CASES: dict[str, tuple[str, Way, dict[str, Any], set[str]]] = {
         config("awq", 64, modules_to_not_convert=["v_proj", "no_such_module"]),
         {"INT4_32"},
     ),
+    "auto-round": ("wide", mixed, auto_round("auto_round:auto_gptq"), {"INT4_32", "INT8_32"}),
+    "auto-round-as-is": ("llama", gptq(version=2), auto_round("auto_round"), {"INT4_32"}),
+    "auto-round-awq": ("wide", awq(32), auto_round("auto_round:auto_awq"), {"INT4_32"}),
     "awq-experts": ("qwen3-moe", awq(32), config("awq", 32, zero_point=True), {"INT4_32"}),
 }
 """Name -> a variant of `tests.models.tiny` or "wide", what is written, quantization_config, kinds beside F32."""
@@ -167,7 +176,7 @@ def test_rounded_activations_stay_near(case: str, activations: str, bound: float
     assert np.sqrt(np.mean((got - want) ** 2)) < bound * np.sqrt(np.mean(want**2))
 
 
-@pytest.mark.parametrize("case", ["gptq-8", "gptq-act-order-shared", "gptq-dynamic", "awq-32", "awq-64"])
+@pytest.mark.parametrize("case", ["gptq-8", "gptq-act-order-shared", "gptq-dynamic", "awq-32", "awq-64", "auto-round"])
 def test_two_ranks_together_are_the_whole_model(case: str, pairs: Pairs) -> None:
     """Rows and columns of every matrix are cut, also of one whose columns lie in another order."""
     quantized, plain = pairs[case]
