@@ -20,6 +20,7 @@ from octavo.checkpoint import Checkpoint, open_checkpoint
 from octavo.checkpoint.hub import locate
 from octavo.config import ConfigError, EngineConfig, cache_dir, environment_threads
 from octavo.devices import DeviceUnavailable, select_device
+from octavo.devices.cpu.threads import allowed_cpus
 from octavo.devices.memory import available_memory
 from octavo.engine import Engine, build_engine
 from octavo.info import ModelInfo
@@ -247,6 +248,7 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         except DeviceUnavailable as error:
             raise ConfigError(f"{error} It is correct and slow; choose it with --device reference.") from error
         resolved = size_here(config, checkpoint, form)
+        workers = allowed_cpus().threads if threads is None else threads
         model = architecture.make(model_config, resolved.max_model_len)
         load(
             model,
@@ -255,8 +257,8 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
             device,
             architecture.ignore(model_config),
             partial(on_progress, "loading weights") if on_progress else None,
-            partial(quantize, rule) if rule else None,
-            partial(quantize, rule.tables) if rule and rule.tables else None,
+            partial(quantize, rule, threads=workers) if rule else None,
+            partial(quantize, rule.tables, threads=workers) if rule and rule.tables else None,
         )
         notes = (
             *form.notes,

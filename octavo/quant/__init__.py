@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +23,8 @@ __all__ = [
     "dense",
     "in_order",
     "multiplied_as",
+    "rewritten",
     "row_bytes",
-    "to_multiply",
 ]
 
 FORMATS: dict[str, Format] = {
@@ -105,21 +103,14 @@ def multiplied_as(kind: str) -> str:
     return _REWRITTEN[kind].target.name if kind in _REWRITTEN else kind
 
 
-def to_multiply(stored: Stored) -> Iterator[tuple[int, Stored]]:
-    """`stored` in the format it is multiplied in, as (first row, rows): the matrix itself where that is its own format;
-    else rewritten, without loss, slab by slab, so that the memory it takes is bounded. First rows are multiples of 8.
-
-    Raises ValueError as `dense` does.
-    """
+def rewritten(stored: Stored) -> Stored:
+    """`stored` in the format it is multiplied in: itself where that is its own format; else rewritten, without loss.
+    Raises ValueError as `dense` does."""
     form = _REWRITTEN.get(stored.kind)
     if form is None:
-        yield 0, stored
-        return
+        return stored
     _check(stored)
-    rows = max(8, _SLAB // max(1, stored.n_in) // 8 * 8)
-    for start in range(0, stored.n_out, rows):
-        slab = form.rewrite(stored.data[start : start + rows])
-        yield start, stored._replace(kind=form.target.name, n_out=len(slab), data=slab)
+    return stored._replace(kind=form.target.name, data=form.rewrite(stored.data))
 
 
 def _check(stored: Stored) -> None:

@@ -11,13 +11,11 @@ import numpy.typing as npt
 
 from octavo.ops.contract import F32, Stored
 from octavo.quant import KINDS, bitsandbytes, dense, fp8, integers, row_bytes
+from octavo.quant.slabs import each_slab, slab_rows
 
 U8 = npt.NDArray[np.uint8]
 
 FLOATS = frozenset({"F32", "F16", "BF16"})
-
-SLAB = 1 << 22
-"""Elements quantized at a time: bounds the memory that intermediate values take."""
 
 
 class Rule(NamedTuple):
@@ -58,14 +56,18 @@ def saved(rule: Rule, kinds: Collection[str]) -> float:
     return max(0.0, before - after)
 
 
-def quantize(rule: Rule, stored: Stored) -> Stored:
-    """`stored` by `rule`; itself where it is no matrix of floats, or has rows that are no whole number of blocks."""
+def quantize(rule: Rule, stored: Stored, threads: int = 1) -> Stored:
+    """`stored` by `rule`, computed on so many threads; itself where it is no matrix of floats, or has rows that are no
+    whole number of blocks."""
     kind, n_out, n_in, data, _ = stored
     if kind not in FLOATS or n_in % KINDS[rule.kind][0]:
         return stored
     out = np.empty((n_out, row_bytes(rule.kind, n_in)), np.uint8)
-    step = max(1, SLAB // n_in // rule.together) * rule.together
-    for start in range(0, n_out, step):
+    step = slab_rows(n_in, rule.together)
+
+    def convert(start: int) -> None:
         slab = data[start : start + step]
         out[start : start + step] = rule.rows(dense(Stored(kind, len(slab), n_in, slab)))
+
+    each_slab(convert, n_out, step, threads)
     return Stored(rule.kind, n_out, n_in, out)

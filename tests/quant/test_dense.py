@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.ops.contract import Stored
-from octavo.quant import FORMATS, GGUF_QUANTIZED, KINDS, affine, codebook, dense, float8, mxfp4, row_bytes, to_multiply
+from octavo.quant import FORMATS, GGUF_QUANTIZED, KINDS, affine, codebook, dense, float8, mxfp4, rewritten, row_bytes
 
 
 def _one(kind: str, block: bytes) -> np.ndarray:
@@ -280,9 +280,9 @@ def test_rows_of_codes(form: codebook.Codebook) -> None:
 
 def test_nothing_is_rewritten_without_need() -> None:
     stored = Stored("Q4_0", 2, 32, np.zeros((2, 18), np.uint8))
-    assert list(to_multiply(stored)) == [(0, stored)]
+    assert rewritten(stored) is stored
     with pytest.raises(ValueError, match=r"needs uint8 \[2, 66\]"):
-        next(to_multiply(Stored("TQ2_0", 2, 256, np.zeros((2, 65), np.uint8))))
+        rewritten(Stored("TQ2_0", 2, 256, np.zeros((2, 65), np.uint8)))
 
 
 def test_row_bytes_and_errors() -> None:

@@ -15,7 +15,7 @@ from octavo.models.weights import quantizable
 from octavo.ops.contract import F32, Stored
 from octavo.ops.reference import ReferenceDevice
 from octavo.parallel.rank import Rank
-from octavo.quant import onload
+from octavo.quant import slabs
 from octavo.quant.onload import RULES, Rule, quantize, saved
 from octavo.resolve import check_quantization
 from tests.models.tiny import Loaded, make
@@ -25,16 +25,18 @@ def stored(values: F32) -> Stored:
     return Stored("F32", *values.shape, np.ascontiguousarray(values, np.float32).view(np.uint8))
 
 
-def test_rows_that_share_scales_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_that_share_scales_come_together(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[F32] = []
 
     def rows(values: F32) -> np.ndarray:  # type: ignore[type-arg]
         seen.append(values)
         return values.astype("<f2").view(np.uint8)
 
-    monkeypatch.setattr(onload, "SLAB", 32)
+    monkeypatch.setattr(slabs, "SLAB", 32)
     values = np.arange(56, dtype=np.float32).reshape(14, 4)
-    got = quantize(Rule("F16", rows, "", together=3), stored(values))
+    got = quantize(Rule("F16", rows, "", together=3), stored(values), threads)
+    seen.sort(key=lambda part: float(part[0, 0]))
     assert [len(part) for part in seen] == [6, 6, 2]  # of 8 rows in a slab
     np.testing.assert_array_equal(np.concatenate(seen), values)
     assert got[:3] == ("F16", 14, 4)

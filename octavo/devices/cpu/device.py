@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 
 from octavo.devices.cpu.native import load_native
-from octavo.devices.cpu.recorder import Activations, CpuArray, CpuWeight, Recorder, row_vector
+from octavo.devices.cpu.recorder import PANEL, Activations, CpuArray, CpuWeight, Recorder, row_vector
 from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
 from octavo.ops.contract import (
@@ -22,7 +22,8 @@ from octavo.ops.contract import (
     Sampling,
     Stored,
 )
-from octavo.quant import KINDS, in_order, multiplied_as, to_multiply
+from octavo.quant import KINDS, in_order, multiplied_as, rewritten
+from octavo.quant.slabs import each_slab, slab_rows
 
 HEAD_ROWS = 32
 """Rows of logits in memory at a time."""
@@ -64,12 +65,23 @@ class CpuDevice:
         shapes = [(kind, part.n_out) for kind, part in zip(kinds, parts, strict=True)]
         packed = self.native.allocate(self.store, shapes, parts[0].n_in)
         for i, part in enumerate(parts):
-            for first_row, rows in to_multiply(part):
-                self.native.pack(self.pool, packed, i, first_row, rows)
-            if kinds[i] != part.kind:
+            if kinds[i] == part.kind:
+                self.native.pack(self.pool, packed, i, 0, part)
+            else:
+                self._rewrite(packed, i, part)
                 self._note(_rewritten(part.kind, kinds[i]))
         self.weight_bytes += packed.bytes
         return CpuWeight(packed, kinds, columns)
+
+    def _rewrite(self, packed: Any, i: int, part: Stored) -> None:
+        """Pack a part in the format it is multiplied in: slab by slab, so that the memory it takes is bounded."""
+        step = slab_rows(part.n_in, PANEL)
+
+        def pack(start: int) -> None:
+            data = part.data[start : start + step]
+            self.native.pack(self.pool, packed, i, start, rewritten(part._replace(n_out=len(data), data=data)))
+
+        each_slab(pack, part.n_out, step, self.threads)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
