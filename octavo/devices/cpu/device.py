@@ -79,7 +79,9 @@ class CpuDevice:
 
         def pack(start: int) -> None:
             data = part.data[start : start + step]
-            self.native.pack(self.pool, packed, i, start, rewritten(part._replace(n_out=len(data), data=data)))
+            slab = rewritten(part._replace(n_out=len(data), data=data))
+            # Each slab on its own thread: together they would meet at a barrier after every one.
+            self.native.pack(self.native.Pool(1), packed, i, start, slab)
 
         each_slab(pack, part.n_out, step, self.threads)
 
