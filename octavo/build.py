@@ -10,13 +10,15 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import octavo
 from octavo.checkpoint import Checkpoint, open_checkpoint
+from octavo.checkpoint.converted import Converted, identity
 from octavo.checkpoint.hub import locate
 from octavo.config import ConfigError, EngineConfig, cache_dir, environment_threads
 from octavo.devices import DeviceUnavailable, select_device
@@ -29,7 +31,8 @@ from octavo.models.config import ModelConfig, ModelConfigError
 from octavo.models.decoder import Decoder
 from octavo.models.registry import Architecture, find
 from octavo.models.weights import LoadError, load, quantizable
-from octavo.ops.contract import CompiledModel, Profiled
+from octavo.ops.contract import CompiledModel, Profiled, Stored
+from octavo.quant import about_rewriting, rewritten
 from octavo.quant.onload import RULES, Rule, quantize, saved
 from octavo.resolve import Resolved, activations, check_quantization, resolve
 from octavo.runtime.executor import Local
@@ -40,6 +43,9 @@ from octavo.text.template import PARAMETERS, ChatTemplate, TemplateError, load_t
 from octavo.text.tokenizer import Tokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
+
+CONVERTING = ("checkpoint", "layers", "models", "quant")
+"""Packages that say what becomes of a matrix before it is packed."""
 
 Progress = Callable[[str, int, int], Any]
 """Called as (what is being done, done, total)."""
@@ -218,6 +224,7 @@ def form_of(config: EngineConfig, checkpoint: Checkpoint) -> Form:
         f"{'/'.join(sorted(kinds))} weights",
         *checkpoint.notes,
         *([f"matrices quantized while loading: {rule.about}"] if rule else []),
+        *filter(None, map(about_rewriting, sorted(kinds))),
     )
     return Form(architecture, model, kinds, method, rule, activation_type, why, notes)
 
@@ -250,20 +257,23 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
         resolved = size_here(config, checkpoint, form)
         workers = allowed_cpus().threads if threads is None else threads
         model = architecture.make(model_config, resolved.max_model_len)
-        load(
-            model,
-            checkpoint,
-            architecture.names(model_config),
-            device,
-            architecture.ignore(model_config),
-            partial(on_progress, "loading weights") if on_progress else None,
-            partial(quantize, rule, threads=workers) if rule else None,
-            partial(quantize, rule.tables, threads=workers) if rule and rule.tables else None,
-        )
+        with _converted(config, checkpoint, form) as converted:
+            load(
+                model,
+                checkpoint,
+                architecture.names(model_config),
+                device,
+                architecture.ignore(model_config),
+                partial(on_progress, "loading weights") if on_progress else None,
+                partial(quantize, rule, threads=workers) if rule else None,
+                partial(quantize, rule.tables, threads=workers) if rule and rule.tables else None,
+                partial(_kept, converted, workers) if converted else None,
+            )
         notes = (
             *form.notes,
             *device.notes,
             *(["OMP_NUM_THREADS sets the number of threads"] if threads is not None and config.threads is None else []),
+            *([f"converted weights come from {converted.file}"] if converted and converted.found else []),
             form.why,
             *resolved.notes,
         )
@@ -275,6 +285,21 @@ def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:
     engine = _engine(config, model, compiled, resolved)
     info.notes = [*notes, f"ready in {time.perf_counter() - began:.1f} s"]
     return Built(engine, info, compiled if isinstance(compiled, Profiled) else None)
+
+
+def _converted(config: EngineConfig, checkpoint: Checkpoint, form: Form) -> AbstractContextManager[Converted | None]:
+    """Where converted matrices are kept; None for checkpoints whose matrices can be packed as they are."""
+    converts = form.rule is not None or form.method is not None or any(map(about_rewriting, form.kinds))
+    if not converts or config.converted_cache_bytes == 0:
+        return nullcontext()
+    code = [file for package in CONVERTING for file in (Path(octavo.__file__).parent / package).rglob("*.py")]
+    says = [octavo.__version__, checkpoint.config, config.quantization]
+    key = identity(checkpoint.files, says, code)
+    return Converted(cache_dir() / "converted", key, config.converted_cache_bytes)
+
+
+def _kept(converted: Converted, threads: int, name: str, make: Callable[[], Stored]) -> Stored:
+    return converted.matrix(name, lambda: rewritten(make(), threads))
 
 
 def _engine(config: EngineConfig, model: Decoder, compiled: CompiledModel, resolved: Resolved) -> Engine:

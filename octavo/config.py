@@ -127,6 +127,14 @@ class EngineConfig:
         None, "model", "Token for private repositories. Default: the hub's own login.", secret=True
     )
     download_dir: str | None = _option(None, "model", "Where downloads go. Default: the hub's cache.")
+    converted_cache_bytes: int = _option(
+        32 * 2**30,
+        "model",
+        "Most that weights which take work to read (quantized while loading, several tensors each, rewritten) may take "
+        "on disk, in the cache folder, so that later starts find them: 50G; 0 keeps none.",
+        kind=size,
+        least=0,
+    )
     dtype: str = _option(
         "auto",
         "model",

@@ -67,6 +67,11 @@ class Checkpoint:
         return self._tensor(name).bytes
 
     @property
+    def files(self) -> set[Path]:
+        """That tensors are in."""
+        return {tensor.file for tensor in self._tensors.values()}
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.bytes for tensor in self._tensors.values())

@@ -12,6 +12,7 @@ import fnmatch
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,9 @@ from octavo.models.decoder import Decoder
 from octavo.models.names import Names, Source, expand
 from octavo.ops.contract import F32, Device, Stored
 from octavo.parallel.rank import Cut
+
+Keep = Callable[[str, Callable[[], Stored]], Stored]
+"""Called as keep(name, make): a matrix as it was kept, or as `make` makes it."""
 
 
 class LoadError(ValueError):
@@ -58,13 +62,15 @@ def load(
     on_progress: Callable[[int, int], Any] | None = None,
     quantize: Callable[[Stored], Stored] | None = None,
     quantize_tables: Callable[[Stored], Stored] | None = None,
+    keep: Keep | None = None,
 ) -> None:
     """Fill `model` from `checkpoint`.
 
     `ignore`: glob patterns of checkpoint tensors that may stay unused. `on_progress(done, total)` is called after each
     leaf. `quantize` is applied to every whole matrix that is multiplied with (of linear layers and experts, but not of
     EXACT and not of embeddings), before a rank takes its part, so that every split has the same values;
-    `quantize_tables` to the tables of embeddings and the head.
+    `quantize_tables` to the tables of embeddings and the head. `keep(name, make)` stands between the loader and every
+    whole matrix, under a name that no other matrix of the model has.
 
     Raises LoadError before anything is packed when a tensor is missing, left over or of the wrong shape.
     """
@@ -76,7 +82,8 @@ def load(
     leaves = dict(model.leaves())
     for done, (path, leaf) in enumerate(leaves.items()):
         rounds = quantize if may_round(path, leaf) else quantize_tables if is_table(path, leaf) else None
-        leaf.fill(device, ((found.need, _read(found, checkpoint, rounds)) for found in plan[path]), checkpoint.style)
+        values = ((found.need, _read(path, found, checkpoint, rounds, keep)) for found in plan[path])
+        leaf.fill(device, values, checkpoint.style)
         if on_progress:
             on_progress(done + 1, len(leaves))
 
@@ -217,14 +224,17 @@ def is_table(path: str, leaf: Leaf) -> bool:
     return path == "lm_head" or isinstance(leaf, Embedding) and not isinstance(leaf, Positions)
 
 
-def _read(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], Stored] | None) -> Value:
+def _read(
+    path: str,
+    found: Found,
+    checkpoint: Checkpoint,
+    quantize: Callable[[Stored], Stored] | None,
+    keep: Keep | None,
+) -> Value:
     need, name, (_, _, view, expert, _), _ = found
     if need.matrix:
-        stored = checkpoint.stored(name, expert)
-        if view is not None:
-            stored = view.matrix(stored)
-        if quantize is not None:
-            stored = quantize(stored)
+        make = partial(_matrix, found, checkpoint, quantize)
+        stored = make() if keep is None else keep(f"{path}:{need.part}", make)
         for order in _rows(found):
             stored = take_rows(stored, order)
         columns = need.cuts[1]
@@ -235,6 +245,15 @@ def _read(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], Sto
     for order in _rows(found):
         values = values.reshape(need.whole)[order].reshape(-1)
     return values
+
+
+def _matrix(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], Stored] | None) -> Stored:
+    """The whole matrix, as every rank takes its part of it."""
+    _, name, (_, _, view, expert, _), _ = found
+    stored = checkpoint.stored(name, expert)
+    if view is not None:
+        stored = view.matrix(stored)
+    return stored if quantize is None else quantize(stored)
 
 
 def _rows(found: Found) -> list[Any]:

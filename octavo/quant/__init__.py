@@ -11,6 +11,7 @@ import numpy.typing as npt
 from octavo.ops.contract import Stored
 from octavo.quant import affine, codebook, float8, gguf, gguf_extra, method, mxfp4, plain
 from octavo.quant.format import Format
+from octavo.quant.slabs import each_slab, slab_rows
 
 __all__ = [
     "FORMATS",
@@ -20,6 +21,7 @@ __all__ = [
     "QUANTIZED_FLOATS",
     "SMALL_INTEGERS",
     "Format",
+    "about_rewriting",
     "dense",
     "in_order",
     "multiplied_as",
@@ -103,14 +105,31 @@ def multiplied_as(kind: str) -> str:
     return _REWRITTEN[kind].target.name if kind in _REWRITTEN else kind
 
 
-def rewritten(stored: Stored) -> Stored:
-    """`stored` in the format it is multiplied in: itself where that is its own format; else rewritten, without loss.
-    Raises ValueError as `dense` does."""
+def rewritten(stored: Stored, threads: int = 1) -> Stored:
+    """`stored` in the format it is multiplied in: itself where that is its own format; else rewritten, without loss, on
+    so many threads. Raises ValueError as `dense` does."""
     form = _REWRITTEN.get(stored.kind)
     if form is None:
         return stored
     _check(stored)
-    return stored._replace(kind=form.target.name, data=form.rewrite(stored.data))
+    target = form.target
+    out = np.empty((stored.n_out, row_bytes(target.name, stored.n_in)), np.uint8)
+    step = slab_rows(stored.n_in, 1)
+
+    def rewrite(start: int) -> None:
+        out[start : start + step] = form.rewrite(stored.data[start : start + step])
+
+    each_slab(rewrite, stored.n_out, step, threads)
+    return stored._replace(kind=target.name, data=out)
+
+
+def about_rewriting(kind: str) -> str | None:
+    """For the user: what becomes of weights of a format that is rewritten; None of others."""
+    target = multiplied_as(kind)
+    if target == kind:
+        return None
+    bits, wider = (8 * size / block for block, size in (KINDS[kind], KINDS[target]))
+    return f"{kind} weights are rewritten as {target}, without loss: {wider:.2g} bits each instead of {bits:.2g}"
 
 
 def _check(stored: Stored) -> None:

@@ -42,16 +42,6 @@ def test_a_rewritten_matrix_of_many_slabs() -> None:
     assert np.array_equal(got, np.concatenate([dense(part) for part in parts]))
 
 
-def test_what_is_rewritten_is_said_once() -> None:
-    device = CpuDevice(1)
-    before = device.notes
-    for _ in range(2):
-        device.weight([random_stored("IQ2_XS", 8, 256, np.random.default_rng(5))])
-    assert device.notes[len(before) :] == (
-        "IQ2_XS weights are rewritten as IQ2_CODES, without loss: 6 bits each instead of 2.3",
-    )
-
-
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 3e38, 1e-40, -0.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_scale_is_dangerous(kind: str, scale: float) -> None:

@@ -11,7 +11,21 @@ import numpy as np
 import pytest
 
 from octavo.ops.contract import Stored
-from octavo.quant import FORMATS, GGUF_QUANTIZED, KINDS, affine, codebook, dense, float8, mxfp4, rewritten, row_bytes
+from octavo.quant import (
+    FORMATS,
+    GGUF_QUANTIZED,
+    KINDS,
+    about_rewriting,
+    affine,
+    codebook,
+    dense,
+    float8,
+    mxfp4,
+    rewritten,
+    row_bytes,
+    slabs,
+)
+from tests.ops.harness import random_stored
 
 
 def _one(kind: str, block: bytes) -> np.ndarray:
@@ -283,6 +297,18 @@ def test_nothing_is_rewritten_without_need() -> None:
     assert rewritten(stored) is stored
     with pytest.raises(ValueError, match=r"needs uint8 \[2, 66\]"):
         rewritten(Stored("TQ2_0", 2, 256, np.zeros((2, 65), np.uint8)))
+    assert about_rewriting("Q4_0") is None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rewriting_on_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slabs, "SLAB", 1024)
+    stored = random_stored("IQ2_XS", 21, 256, np.random.default_rng(5))
+    got = rewritten(stored, threads)
+    assert got.kind == "IQ2_CODES" and np.array_equal(dense(got), dense(stored))
+    assert about_rewriting("IQ2_XS") == (
+        "IQ2_XS weights are rewritten as IQ2_CODES, without loss: 6 bits each instead of 2.3"
+    )
 
 
 def test_row_bytes_and_errors() -> None:

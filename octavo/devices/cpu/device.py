@@ -22,7 +22,7 @@ from octavo.ops.contract import (
     Sampling,
     Stored,
 )
-from octavo.quant import KINDS, in_order, multiplied_as, rewritten
+from octavo.quant import in_order, multiplied_as, rewritten
 from octavo.quant.slabs import each_slab, slab_rows
 
 HEAD_ROWS = 32
@@ -69,7 +69,6 @@ class CpuDevice:
                 self.native.pack(self.pool, packed, i, 0, part)
             else:
                 self._rewrite(packed, i, part)
-                self._note(_rewritten(part.kind, kinds[i]))
         self.weight_bytes += packed.bytes
         return CpuWeight(packed, kinds, columns)
 
@@ -84,10 +83,6 @@ class CpuDevice:
             self.native.pack(self.native.Pool(1), packed, i, start, slab)
 
         each_slab(pack, part.n_out, step, self.threads)
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes += (note,)
 
     def vector(self, values: F32) -> F32:
         return row_vector(values)
@@ -149,11 +144,6 @@ class CpuDevice:
 
 def _same(first: I32 | None, second: I32 | None) -> bool:
     return first is not None and second is not None and np.array_equal(first, second)
-
-
-def _rewritten(kind: str, target: str) -> str:
-    bits, wider = (8 * size / block for block, size in (KINDS[kind], KINDS[target]))
-    return f"{kind} weights are rewritten as {target}, without loss: {wider:.2g} bits each instead of {bits:.2g}"
 
 
 class CpuCache:
