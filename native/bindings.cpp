@@ -176,13 +176,21 @@ Instruction row_wise(Op op, int64_t in, const Offsets& out, int width) {
     return i;
 }
 
+CacheType cache_type(const std::string& name) {
+    for (int type = 0; type < CACHE_TYPES; ++type) {
+        if (name == kCacheTypes[type].name) return static_cast<CacheType>(type);
+    }
+    throw nb::value_error(("no type of the KV cache: " + name).c_str());
+}
+
 HeadShape head_shape(nb::handle shape, const KVCache& cache) {
     HeadShape out{};
     out.heads = nb::cast<int>(shape.attr("heads"));
     out.kv_heads = nb::cast<int>(shape.attr("kv_heads"));
     out.head_dim = nb::cast<int>(shape.attr("head_dim"));
     out.block_size = cache.block_size;
-    out.half = cache.half;
+    out.type = cache.type;
+    out.head_bytes = cache.head_bytes;
     out.window = nb::cast<int>(shape.attr("window"));
     out.chunk = nb::cast<int>(shape.attr("chunk"));
     out.latent = nb::cast<int>(shape.attr("latent"));
@@ -614,9 +622,15 @@ NB_MODULE(_native, m) {
     m.def("pack", pack_part, nb::arg("pool"), nb::arg("weight"), nb::arg("part"), nb::arg("first_row"),
           nb::arg("stored"));
     nb::class_<KVCache>(m, "KVCache")
-        .def(nb::init<int, int, int, bool, int, const std::vector<int>&, const std::vector<int>&>(),
-             nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("latent"), nb::arg("half"), nb::arg("block_size"),
-             nb::arg("blocks"), nb::arg("group_of"))
+        .def(
+            "__init__",
+            [](KVCache* self, int kv_heads, int head_dim, int latent, const std::string& dtype, int block_size,
+               const std::vector<int>& blocks, const std::vector<int>& group_of,
+               const std::vector<std::vector<float>>& scales) {
+                new (self) KVCache(kv_heads, head_dim, latent, cache_type(dtype), block_size, blocks, group_of, scales);
+            },
+            nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("latent"), nb::arg("dtype"), nb::arg("block_size"),
+            nb::arg("blocks"), nb::arg("group_of"), nb::arg("scales"))
         .def_prop_ro("bytes", &KVCache::bytes);
     bind_program(m);
     nb::class_<Model>(m, "Model")

@@ -47,16 +47,32 @@ struct GateTerms {
     float limit;
 };
 
+// How elements of the KV cache are stored: KV_TYPES of octavo/ops/contract.py, in its order.
+enum CacheType : int { CACHE_FLOAT32, CACHE_FLOAT16, CACHE_E4M3, CACHE_E5M2, CACHE_INT8, CACHE_TYPES };
+
+struct CacheTypeInfo {
+    const char* name;
+    int bytes;        // of an element
+    int scale_bytes;  // of the float that multiplies the elements of a head of a token, or 0
+};
+
+constexpr CacheTypeInfo kCacheTypes[CACHE_TYPES] = {
+    {"float32", 4, 0}, {"float16", 2, 0}, {"fp8_e4m3", 1, 0}, {"fp8_e5m2", 1, 0}, {"int8", 1, 4},
+};
+
+constexpr float kLeastCacheScale = 1e-30f;  // KV_LEAST_SCALE of octavo/ops/contract.py
+
 // AttentionShape of octavo/ops/contract.py, and what the cache adds to it.
 struct HeadShape {
     int heads;
     int kv_heads;
     int head_dim;
     int block_size;
-    int half;    // the cache holds float16, not float32
-    int window;  // 0: none
-    int chunk;   // 0: none
-    int latent;  // 0: the cache has values; else they are the first elements of the keys
+    int type;            // of the cache: a CacheType
+    int64_t head_bytes;  // what the keys, or the values, of a head take in a block
+    int window;          // 0: none
+    int chunk;           // 0: none
+    int latent;          // 0: the cache has values; else they are the first elements of the keys
     float scale;
     float softcap;
     float clip;         // 0: none
@@ -66,11 +82,14 @@ struct HeadShape {
     int stores;
 };
 
-// A layer's part of the KV cache: blocks of [kv_head][head_dim][block_size] K, then [kv_head][block_size][head_dim] V,
-// which latent attention has not.
+// A layer's part of the KV cache. In a block, the keys of each head are [head_dim][block_size] elements, its values
+// [block_size][head_dim], both followed by a scale for each token where the type has them; first are all heads' keys,
+// then the values, which latent attention has not.
 struct LayerCache {
     uint8_t* data;
     int64_t block_bytes;
+    const float* k_scales;  // [kv_heads]: what the elements are multiplied by, beside the scales of tokens
+    const float* v_scales;
 };
 
 // Where a token of a step lies in its sequence and in the cache.

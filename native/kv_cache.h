@@ -11,23 +11,27 @@ namespace octavo {
 
 class KVCache {
 public:
-    // Without values where `latent` is more than 0; see KVSpec in octavo/ops/contract.py.
-    KVCache(int kv_heads, int head_dim, int latent, bool half, int block_size, const std::vector<int>& blocks,
-            const std::vector<int>& group_of)
+    // Without values where `latent` is more than 0; see KVSpec in octavo/ops/contract.py. `scales`: of the keys of each
+    // head, then of the values, for each layer.
+    KVCache(int kv_heads, int head_dim, int latent, CacheType type, int block_size, const std::vector<int>& blocks,
+            const std::vector<int>& group_of, const std::vector<std::vector<float>>& scales)
         : kv_heads(kv_heads),
           head_dim(head_dim),
-          half(half),
+          type(type),
+          head_bytes(int64_t{block_size} * (head_dim * kCacheTypes[type].bytes + kCacheTypes[type].scale_bytes)),
           block_size(block_size),
           blocks(blocks),
-          group_of(group_of) {
-        const int64_t block_bytes = int64_t{latent > 0 ? 1 : 2} * kv_heads * head_dim * block_size * (half ? 2 : 4);
+          group_of(group_of),
+          scales_(scales) {
+        const int64_t block_bytes = int64_t{latent > 0 ? 1 : 2} * kv_heads * head_bytes;
         int64_t total = 0;
         for (const int group : group_of) total += blocks[group] * block_bytes;
         arena_ = Arena(total);
         uint8_t* at = arena_.data();
-        for (const int group : group_of) {
-            layers.push_back({at, block_bytes});
-            at += blocks[group] * block_bytes;
+        for (size_t layer = 0; layer < group_of.size(); ++layer) {
+            const float* own = scales_[layer].data();
+            layers.push_back({at, block_bytes, own, latent > 0 ? own : own + kv_heads});
+            at += blocks[group_of[layer]] * block_bytes;
         }
     }
 
@@ -45,13 +49,15 @@ public:
 
     const int kv_heads;
     const int head_dim;
-    const bool half;
+    const CacheType type;
+    const int64_t head_bytes;  // what the keys, or the values, of a head take in a block
     const int block_size;
     const std::vector<int> blocks;    // per group
     const std::vector<int> group_of;  // per layer
     std::vector<LayerCache> layers;
 
 private:
+    const std::vector<std::vector<float>> scales_;
     Arena arena_;
 };
 

@@ -178,7 +178,11 @@ class EngineConfig:
     # -- cache
     block_size: int = _option(16, "cache", "Tokens per KV block.", kind=int, choices=(16, 32, 64, 128))
     kv_cache_dtype: str = _option(
-        "auto", "cache", "Type of keys and values; auto is float16 on the CPU.", choices=("auto", "float16", "float32")
+        "auto",
+        "cache",
+        "Type of keys and values: auto (float16, or what the checkpoint says), float16, float32, 8-bit floats (fp8 is "
+        "fp8_e4m3), or 8-bit integers with a scale for each token and head (int8 is int8_per_token_head).",
+        choices=("auto", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int8_per_token_head"),
     )
     kv_cache_memory_bytes: int | None = _option(
         None,

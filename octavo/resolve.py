@@ -14,7 +14,8 @@ from octavo.types import KVGroup
 KV_SHARE = 0.25
 """Part of the free memory that the KV cache may take when the user names no size."""
 
-ITEM_BYTES = {"float32": 4, "float16": 2}
+CACHE_NAMES = {"fp8": "fp8_e4m3", "int8_per_token_head": "int8"}
+"""Names of --kv-cache-dtype that mean another."""
 
 SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq", "inc": "auto-round"}
 """Names that vLLM's --quantization has for a kernel or a maker, and the method whose files it reads."""
@@ -79,12 +80,28 @@ def activations(config: EngineConfig, kinds: frozenset[str]) -> tuple[str, str]:
     return "float32", "activations float32 because the weights are not quantized"
 
 
+def cache_dtype(config: EngineConfig, says_fp8: bool) -> tuple[str, str]:
+    """(type of the KV cache, why that). `says_fp8`: the checkpoint wants it as FP8."""
+    if config.kv_cache_dtype != "auto":
+        return CACHE_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype), ""
+    if config.dtype in ("float", "float32"):
+        return "float32", " because of --dtype float32"
+    return ("fp8_e4m3", " because the checkpoint says FP8") if says_fp8 else ("float16", "")
+
+
 def resolve(
-    config: EngineConfig, model: ModelConfig, groups: Sequence[KVGroup], kv: KVShape, available: int, source: str
+    config: EngineConfig,
+    model: ModelConfig,
+    groups: Sequence[KVGroup],
+    kv: KVShape,
+    available: int,
+    source: str,
+    says_fp8: bool = False,
 ) -> Resolved:
     """Sizes of everything.
 
-    `groups` and `kv`: the model's KV groups, and what each of its layers keeps of a token.
+    `groups` and `kv`: the model's KV groups, and what each of its layers keeps of a token. `says_fp8`: the checkpoint
+    wants its keys and values as FP8.
     `available`: bytes of memory free for the KV cache, and `source` where that number comes from. Raises ConfigError
     when what was asked cannot fit, with the numbers.
     """
@@ -97,10 +114,8 @@ def resolve(
             f"{native}"
         )
     wanted = native if asked is None or asked < 0 else asked
-    dtype = config.kv_cache_dtype
-    if dtype == "auto":
-        dtype = "float32" if config.dtype in ("float", "float32") else "float16"
-    sizes = _Sizes(config, groups, kv.elements * ITEM_BYTES[dtype])
+    dtype, because = cache_dtype(config, says_fp8)
+    sizes = _Sizes(config, groups, kv.bytes(dtype))
     budget, why = _budget(config, sizes, wanted, available, source)
     length = wanted
     if sizes.sequence(wanted) > budget and config.num_gpu_blocks_override is None:
@@ -123,7 +138,7 @@ def resolve(
         len(sizes.group_of), kv.kv_heads, kv.head_dim, dtype, config.block_size, blocks, sizes.group_of, kv.latent
     )
     tokens = blocks[0] * config.block_size
-    notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}: {tokens} tokens ({why})")
+    notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}{because}: {tokens} tokens ({why})")
     notes.insert(0, f"context {length} tokens, up to {config.max_num_seqs} sequences at once")
     return Resolved(
         token_bytes=sum(sizes.block_bytes) // config.block_size,

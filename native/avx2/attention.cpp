@@ -46,18 +46,6 @@ void clear(const Rows& rows, const Partial& partial) {
     }
 }
 
-inline __m256 load_cached(const char* p, int64_t index, bool half) {
-    if (half) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 2 * index)));
-    return _mm256_loadu_ps(reinterpret_cast<const float*>(p) + index);
-}
-
-inline float load_cached_one(const char* p, int64_t index, bool half) {
-    if (!half) return reinterpret_cast<const float*>(p)[index];
-    uint16_t bits;
-    memcpy(&bits, p + 2 * index, 2);
-    return _cvtsh_ss(bits);
-}
-
 // Where the keys of a token's block begin, and its values.
 struct Cached {
     const char* keys;
@@ -66,16 +54,17 @@ struct Cached {
 };
 
 Cached find(const AttendItem& item, const HeadShape& shape, int token) {
-    const int64_t head = int64_t{shape.head_dim} * shape.block_size * (shape.half ? 2 : 4);
     const char* block =
         reinterpret_cast<const char*>(item.cache.data) + item.table[token / shape.block_size] * item.cache.block_bytes;
-    return {block + item.kv_head * head, block + (shape.kv_heads + item.kv_head) * head, token % shape.block_size};
+    return {block + item.kv_head * shape.head_bytes, block + (shape.kv_heads + item.kv_head) * shape.head_bytes,
+            token % shape.block_size};
 }
 
-// K and V of tokens [low, high) of the step at `start` to float32. Only blocks with a token in the range are touched:
-// entries of the table before it may be stale.
-template <bool HALF>
+// Elements of K and V of tokens [low, high) of the step at `start` to float32. Only blocks with a token in the range
+// are touched: entries of the table before it may be stale.
+template <int TYPE>
 void copy_step(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
+    constexpr int bytes = kBytes<TYPE>;
     const int size = shape.block_size;
     const int run = at_most(kStep, size);
     for (int first = start; first < start + kStep; first += run) {
@@ -83,15 +72,19 @@ void copy_step(const AttendItem& item, const HeadShape& shape, int start, int lo
         const Cached at = find(item, shape, first);
         float* k = rows.k + (first - start);
         for (int i = 0; i < rows.depth; ++i, k += kStep) {
-            const int64_t from = int64_t{i} * size + at.offset;
-            for (int t = 0; t < run; t += 8) _mm256_storeu_ps(k + t, load_cached(at.keys, from + t, HALF));
+            const char* keys = at.keys + (int64_t{i} * size + at.offset) * bytes;
+            for (int t = 0; t < run; t += 8) _mm256_storeu_ps(k + t, load_eight<TYPE>(keys + t * bytes));
         }
         for (int t = at_least(first, low); t < at_most(first + run, high); ++t) {
             float* v = rows.v + (t - start) * rows.wide;
-            const int64_t from = int64_t{at.offset + t - first} * rows.depth;
+            const char* values = at.values + int64_t{at.offset + t - first} * rows.depth * bytes;
             int i = 0;
-            for (; i + 8 <= rows.depth; i += 8) _mm256_storeu_ps(v + i, load_cached(at.values, from + i, HALF));
-            for (; i < rows.wide; ++i) v[i] = i < rows.depth ? load_cached_one(at.values, from + i, HALF) : 0.0f;
+            for (; i + 8 <= rows.depth; i += 8) _mm256_storeu_ps(v + i, load_eight<TYPE>(values + i * bytes));
+            if (i < rows.depth) {
+                char rest[8 * bytes] = {};
+                memcpy(rest, values + i * bytes, (rows.depth - i) * bytes);
+                _mm256_storeu_ps(v + i, load_eight<TYPE>(rest));
+            }
         }
     }
 }
@@ -118,7 +111,7 @@ inline void transpose(__m256 (&rows)[8]) {
 }
 
 // The same where values are the first elements of the keys.
-template <bool HALF>
+template <int TYPE>
 void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
     const int run = at_most(kStep, size);
@@ -131,7 +124,7 @@ void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int 
                 for (int j = 0; j < 8; ++j) {
                     keys[j] = _mm256_setzero_ps();
                     if (i + j >= rows.depth) continue;
-                    keys[j] = load_cached(at.keys, int64_t{i + j} * size + at.offset + t, HALF);
+                    keys[j] = load_eight<TYPE>(at.keys + (int64_t{i + j} * size + at.offset + t) * kBytes<TYPE>);
                     _mm256_storeu_ps(rows.k + int64_t{i + j} * kStep + (first - start + t), keys[j]);
                 }
                 if (i >= rows.width) continue;
@@ -153,15 +146,31 @@ StepData copied(const Rows& rows) {
     return {{k, later_k}, {v, later_v}, {k, later_k}, {v, later_v}, sizeof(float) * kStep, value_bytes};
 }
 
+// First token of half a step. For a half that no row sees, and whose block need not exist, stands the other.
+int half_begin(int start, int half, int low, int high) {
+    return at_most(at_least(start + 16 * half, low / 16 * 16), (high - 1) / 16 * 16);
+}
+
+StepScales scales_of(const AttendItem& item, const HeadShape& shape, int start, int low, int high) {
+    const int64_t elements = int64_t{shape.head_dim} * shape.block_size * kCacheTypes[shape.type].bytes;
+    StepScales scales;
+    for (int half = 0; half < 2; ++half) {
+        const Cached at = find(item, shape, half_begin(start, half, low, high));
+        const int64_t from = elements + at.offset * sizeof(float);
+        memcpy(scales.k + 16 * half, at.keys + from, 16 * sizeof(float));
+        memcpy(scales.v + 16 * half, (shape.latent > 0 ? at.keys : at.values) + from, 16 * sizeof(float));
+    }
+    return scales;
+}
+
 StepData in_place(const AttendItem& item, const HeadShape& shape, int start, int low, int high) {
-    const int64_t element = shape.half ? 2 : 4;
+    const int64_t element = kCacheTypes[shape.type].bytes;
     StepData data;
     data.key_bytes = shape.block_size * element;
     data.value_bytes = shape.head_dim * element;
     const int end = item.position + item.tokens;
     for (int half = 0; half < 2; ++half) {
-        // For a half that no row sees, and whose block need not exist, stands the other.
-        const int token = at_most(at_least(start + 16 * half, low / 16 * 16), (high - 1) / 16 * 16);
+        const int token = half_begin(start, half, low, high);
         const int later = start + kStep + 16 * half;
         const Cached at = find(item, shape, token);
         const Cached next = later < end ? find(item, shape, later) : at;
@@ -173,15 +182,32 @@ StepData in_place(const AttendItem& item, const HeadShape& shape, int start, int
     return data;
 }
 
+using CopyFn = void (*)(const AttendItem&, const HeadShape&, int start, int low, int high, const Rows&);
+
+struct OfType {
+    const TileFns* tiles;
+    CopyFn copy;
+    CopyFn copy_latent;
+};
+
+template <int TYPE>
+constexpr OfType kOneType = {kTiles<TYPE>, copy_step<TYPE>, copy_latent<TYPE>};
+
+constexpr OfType kOfType[CACHE_TYPES] = {kOneType<CACHE_FLOAT32>, kOneType<CACHE_FLOAT16>, kOneType<CACHE_E4M3>,
+                                         kOneType<CACHE_E5M2>, kOneType<CACHE_INT8>};
+
 // Tokens [low, high) of the step at `start`. All rows take the keys and then all take the values, so that these stay in
 // the first-level cache.
 void step(const AttendItem& item, const HeadShape& shape, const Rows& rows, int start, int low, int high) {
     const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0 || shape.latent > 0;
-    const TileFns* fns = copy ? kTiles<COPIED> : shape.half ? kTiles<FLOAT16> : kTiles<FLOAT32>;
-    if (copy) {
-        const auto fill = shape.latent > 0 ? (shape.half ? copy_latent<true> : copy_latent<false>)
-                                           : (shape.half ? copy_step<true> : copy_step<false>);
-        fill(item, shape, start, low, high, rows);
+    const OfType& of = kOfType[shape.type];
+    const TileFns* fns = copy ? kTiles<COPIED> : of.tiles;
+    if (copy) (shape.latent > 0 ? of.copy_latent : of.copy)(item, shape, start, low, high, rows);
+    StepScales own;
+    const StepScales* scales = nullptr;
+    if (kCacheTypes[shape.type].scale_bytes > 0) {
+        own = scales_of(item, shape, start, low, high);
+        scales = &own;
     }
     const StepData data = copy ? copied(rows) : in_place(item, shape, start, low, high);
     const int tiles = (rows.count + kTileRows - 1) / kTileRows;
@@ -202,7 +228,7 @@ void step(const AttendItem& item, const HeadShape& shape, const Rows& rows, int 
     };
     each_tile([&](int row, int count, const Seen* seen, Seen all) {
         fns[count - 1].dot(rows, data, row, all.first, all.end);
-        soften(rows, row, count, start, seen, shape);
+        soften(rows, row, count, start, seen, shape, scales);
     });
     each_tile([&](int row, int count, const Seen* seen, Seen) {
         fns[count - 1].add(rows, data, row, seen, rows.factor + row);
@@ -242,11 +268,16 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
     }
 }
 
+// The queries are multiplied by what all keys of the head are, so that scores are those of whole keys.
 void load_queries(const AttendItem& item, const HeadShape& shape, const Rows& rows) {
     const int64_t width = int64_t{shape.heads} * shape.head_dim;
+    const __m256 factor = _mm256_set1_ps(item.cache.k_scales[item.kv_head] * element_unit(shape.type));
     for (int r = 0; r < rows.count; ++r) {
         const int64_t from = r / rows.group * width + (item.kv_head * rows.group + r % rows.group) * rows.depth;
-        memcpy(rows.q + int64_t{r} * rows.padded, item.q + from, sizeof(float) * rows.depth);
+        float* q = rows.q + int64_t{r} * rows.padded;
+        for (int i = 0; i < rows.depth; i += 8) {
+            _mm256_storeu_ps(q + i, _mm256_mul_ps(load_some(item.q + from + i, rows.depth - i), factor));
+        }
         rows.position[r] = item.position + r / rows.group;
         rows.begin[r] = attend_begin(shape, rows.position[r]);
         if (rows.slope != nullptr) rows.slope[r] = item.slopes[item.kv_head * rows.group + r % rows.group];
@@ -268,6 +299,7 @@ void add_sink(const Rows& rows, int r, float sink) {
 
 void store_rows(const AttendItem& item, const HeadShape& shape, const Rows& rows) {
     const int64_t width = int64_t{shape.heads} * rows.width;
+    const __m256 factor = _mm256_set1_ps(item.cache.v_scales[item.kv_head] * element_unit(shape.type));
     for (int r = 0; r < rows.count; ++r) {
         const int head = item.kv_head * rows.group + r % rows.group;
         float* out = item.out + r / rows.group * width + head * rows.width;
@@ -275,7 +307,7 @@ void store_rows(const AttendItem& item, const HeadShape& shape, const Rows& rows
         const __m256 sum = _mm256_set1_ps(rows.total.sum[r]);
         for (int i = 0; i < rows.width; i += 8) {
             const __m256 total = _mm256_loadu_ps(rows.total.sum_v + int64_t{r} * rows.wide + i);
-            store_some(out + i, rows.width - i, _mm256_div_ps(total, sum));
+            store_some(out + i, rows.width - i, _mm256_mul_ps(_mm256_div_ps(total, sum), factor));
         }
     }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "float8.h"
 #include "simd.h"
 
 namespace {
@@ -50,9 +51,10 @@ struct Seen {
     int end;
 };
 
-// Where the keys and values of a step are: float32 copies in the first-level cache, or the KV cache itself. From there,
-// the same places of the next step are fetched meanwhile: blocks are small and anywhere, which no processor foresees.
-enum Source { COPIED, FLOAT32, FLOAT16 };
+// Where the keys and values of a step are: in the KV cache itself, by its CacheType, or float32 copies of the elements
+// in the first-level cache. From the KV cache, the same places of the next step are fetched meanwhile: blocks are small
+// and anywhere, which no processor foresees.
+constexpr int COPIED = CACHE_TYPES;
 
 // Two halves of 16 tokens. Of what no row sees, keys may be any that can be read and values any at all.
 struct StepData {
@@ -64,16 +66,37 @@ struct StepData {
     int64_t value_bytes;  // from one token to the next
 };
 
-template <Source SOURCE>
-constexpr int kBytes = SOURCE == FLOAT16 ? 2 : 4;
+// Scales of the keys and values of a step that have their own: they multiply scores and weights, not elements, so
+// that few rows cost little.
+struct StepScales {
+    alignas(32) float k[kStep];
+    alignas(32) float v[kStep];
+};
 
-template <Source SOURCE>
+constexpr int source_bytes(int source) { return source == COPIED ? 4 : kCacheTypes[source].bytes; }
+
+template <int SOURCE>
+constexpr int kBytes = source_bytes(SOURCE);
+
+// What the elements that load_eight gives are to be multiplied by, beside the scales of head and token.
+constexpr float element_unit(int type) { return type == CACHE_E4M3 ? kFloat8Unit<E4M3> : 1.0f; }
+
+template <int SOURCE>
 inline __m256 load_eight(const char* p) {
-    if (SOURCE == FLOAT16) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    if constexpr (SOURCE == CACHE_FLOAT16) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    } else if constexpr (SOURCE == CACHE_E4M3) {
+        return from_float8<E4M3>(p);
+    } else if constexpr (SOURCE == CACHE_E5M2) {
+        return from_float8<E5M2>(p);
+    } else if constexpr (SOURCE == CACHE_INT8) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    } else {
+        return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    }
 }
 
-template <Source SOURCE>
+template <int SOURCE>
 inline void prefetch(const char* p) {
     if (SOURCE != COPIED) _mm_prefetch(p, _MM_HINT_T0);
 }
@@ -127,7 +150,7 @@ inline __attribute__((always_inline)) void add_products(__m256 (&acc)[N][J], con
 }
 
 // Scores of N rows against 8 * J keys of the step from `token`: one fma chain per score, ascending element.
-template <int N, int J, Source SOURCE>
+template <int N, int J, int SOURCE>
 inline void dot_keys(const Rows& rows, const StepData& data, int row, int token) {
     __m256 acc[N][J];
 #pragma GCC unroll 6
@@ -162,7 +185,7 @@ inline void dot_keys(const Rows& rows, const StepData& data, int row, int token)
 template <int N>
 constexpr int kVectors = N <= 3 ? 4 : 2;
 
-template <int N, Source SOURCE>
+template <int N, int SOURCE>
 void dot_step(const Rows& rows, const StepData& data, int row, int low, int high) {
     constexpr int J = kVectors<N>;
     for (int token = low / (8 * J) * (8 * J); token < high; token += 8 * J) {
@@ -207,15 +230,25 @@ float scale_scores(float* score, float scale, Seen seen, float before) {
     return max_lanes(largest);
 }
 
+// score[j] *= scale[j] for the tokens of a step.
+inline void scale_step(float* score, const float* scale) {
+    for (int j = 0; j < kStep; j += 8) {
+        _mm256_storeu_ps(score + j, _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_load_ps(scale + j)));
+    }
+}
+
 // Scores of `count` rows to exp(score - largest so far), their sums, and in rows.factor what the sums of values so far
-// must be multiplied by.
-void soften(const Rows& rows, int row, int count, int start, const Seen* seen, const HeadShape& shape) {
+// must be multiplied by. With `scales`, the scores get those of the keys first, and the exponentials those of the
+// values when they have been added up.
+void soften(const Rows& rows, int row, int count, int start, const Seen* seen, const HeadShape& shape,
+            const StepScales* scales) {
     alignas(32) float factor[8];
     alignas(32) float before[8] = {};
     alignas(32) float largest[8] = {};
     const bool bent = shape.softcap > 0 || rows.slope != nullptr;
     for (int r = 0; r < count; ++r) {
         if (seen[r].first >= seen[r].end) continue;
+        if (scales != nullptr) scale_step(rows.score + (row + r) * kStep, scales->k);
         if (bent) bend_scores(rows, row + r, shape, start);
         before[r] = rows.part.largest[row + r];
         largest[r] = scale_scores(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale, seen[r], before[r]);
@@ -238,11 +271,12 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
         rows.factor[row + r] = factor[r];
         rows.part.largest[row + r] = largest[r];
         rows.part.sum[row + r] = __builtin_fmaf(rows.part.sum[row + r], factor[r], sum);
+        if (scales != nullptr) scale_step(score, scales->v);
     }
 }
 
 // sum_v = sum_v * factor + sum over tokens [low, high) of p * v, ascending, for N rows and 8 * J columns.
-template <int N, int J, Source SOURCE>
+template <int N, int J, int SOURCE>
 inline void add_columns(const Rows& rows, const StepData& data, int row, int column, int low, int high,
                         const float* factor) {
     const int64_t stride = rows.wide;
@@ -276,7 +310,7 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
     }
 }
 
-template <int N, Source SOURCE>
+template <int N, int SOURCE>
 void add_values(const Rows& rows, const StepData& data, int row, int low, int high, const float* factor) {
     constexpr int J = N == 1 ? 8 : kVectors<N>;
     int column = 0;
@@ -290,7 +324,7 @@ void add_values(const Rows& rows, const StepData& data, int row, int low, int hi
 
 // Rows of a tile go together over the tokens that all of them see, and alone before and after: to each it is one chain
 // of ascending tokens, and p = 0 never meets the value of a token that a row does not see.
-template <int N, Source SOURCE>
+template <int N, int SOURCE>
 void add_step(const Rows& rows, const StepData& data, int row, const Seen* seen, float* factor) {
     int low = 0;
     int high = kStep;
@@ -320,10 +354,10 @@ struct TileFns {
     void (*add)(const Rows&, const StepData&, int row, const Seen*, float* factor);
 };
 
-template <Source SOURCE, int N>
+template <int SOURCE, int N>
 constexpr TileFns kTile = {dot_step<N, SOURCE>, add_step<N, SOURCE>};
 
-template <Source SOURCE>
+template <int SOURCE>
 constexpr TileFns kTiles[kTileRows] = {kTile<SOURCE, 1>, kTile<SOURCE, 2>, kTile<SOURCE, 3>,
                                        kTile<SOURCE, 4>, kTile<SOURCE, 5>, kTile<SOURCE, 6>};
 

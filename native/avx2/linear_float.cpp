@@ -2,6 +2,7 @@
 // per (row, column) in ascending k, whatever the number of rows.
 #include "../kernels.h"
 #include "cells.h"
+#include "float8.h"
 #include "simd.h"
 
 namespace {
@@ -36,20 +37,6 @@ inline __m256 look_up(const float* values, __m256i codes) {
     return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
 }
 
-// Eight floats of 8 bits. As float16 both kinds are exact, their denormals too: E5M2 is the upper byte of a float16,
-// and the bits of E4M3, whose exponent is offset by 7 instead of 15, give its value divided by 256.
-template <int KIND>
-inline __m256 from_float8(const uint8_t* p) {
-    const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    if constexpr (KIND == F8_E5M2_32) return _mm256_cvtph_ps(_mm_slli_epi16(bytes, 8));
-    const __m128i magnitude = _mm_and_si128(bytes, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_xor_si128(bytes, magnitude), 8);
-    const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f));
-    const __m128i half =
-        _mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-    return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
-}
-
 template <int KIND>
 inline void unpack_cell(const uint8_t* panel, int cell, float* out, int64_t stride) {
     constexpr KindInfo info = kKinds[KIND];
@@ -74,7 +61,9 @@ inline void unpack_cell(const uint8_t* panel, int cell, float* out, int64_t stri
             store(2 * pair + 1, _mm256_cvtepi32_ps(_mm256_srai_epi32(v, 16)));
         }
     } else if constexpr (info.planes == BYTES) {
-        for (int k = 0; k < kCell; ++k) store(k, from_float8<KIND>(planes + 8 * k));
+        constexpr Float8 format = KIND == F8_E4M3_32 ? E4M3 : E5M2;
+        const __m256 unit = _mm256_set1_ps(kFloat8Unit<format>);
+        for (int k = 0; k < kCell; ++k) store(k, _mm256_mul_ps(from_float8<format>(planes + 8 * k), unit));
     } else {
         const __m256i zero = _mm256_set1_epi32(zero_point(KIND));
 #pragma GCC unroll 8

@@ -3,19 +3,85 @@
 #include <string.h>
 
 #include "../kernels.h"
+#include "float8.h"
 #include "simd.h"
 
 namespace {
 
 using namespace octavo;
 
-inline void store_cached(uint8_t* p, int64_t index, bool half, float value) {
-    if (half) {
-        const uint16_t bits = static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
-        memcpy(p + 2 * index, &bits, 2);
+// Eight elements of the cache, kCacheTypes[TYPE].bytes each.
+template <int TYPE>
+inline void encode(__m256 x, uint8_t* out) {
+    if constexpr (TYPE == CACHE_FLOAT32) {
+        _mm256_storeu_ps(reinterpret_cast<float*>(out), x);
+    } else if constexpr (TYPE == CACHE_FLOAT16) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    } else if constexpr (TYPE == CACHE_INT8) {
+        const __m256i codes = _mm256_cvtps_epi32(x);
+        const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(pairs, pairs));
     } else {
-        memcpy(p + 4 * index, &value, 4);
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out), to_float8<TYPE == CACHE_E4M3 ? E4M3 : E5M2>(x));
     }
+}
+
+// The scale of a head's integers. NaN where a value is not finite.
+float integer_scale(const float* x, int depth) {
+    const __m256 infinite = _mm256_set1_ps(__builtin_inff());
+    __m256 largest = _mm256_setzero_ps();
+    __m256 wrong = _mm256_setzero_ps();
+    for (int i = 0; i < depth; i += 8) {
+        const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), load_some(x + i, depth - i));
+        largest = _mm256_max_ps(largest, magnitude);
+        wrong = _mm256_or_ps(wrong, _mm256_cmp_ps(magnitude, infinite, _CMP_NLT_UQ));
+    }
+    if (_mm256_movemask_ps(wrong) != 0) return __builtin_nanf("");
+    const float scale = max_lanes(largest) / 127.0f;
+    return scale > kLeastCacheScale ? scale : kLeastCacheScale;
+}
+
+// A head of a token, whose elements lie `stride` elements apart. `scale`: of the layer, where the type has none for
+// each token.
+template <int TYPE>
+void store_head(const float* x, int depth, float scale, uint8_t* to, int64_t stride, float* token_scale) {
+    constexpr int bytes = kCacheTypes[TYPE].bytes;
+    if constexpr (kCacheTypes[TYPE].scale_bytes > 0) *token_scale = scale = integer_scale(x, depth);
+    for (int i = 0; i < depth; i += 8) {
+        const int left = depth - i < 8 ? depth - i : 8;
+        __m256 v = load_some(x + i, depth - i);
+        if constexpr (bytes == 1) v = _mm256_div_ps(v, _mm256_set1_ps(scale));
+        alignas(32) uint8_t eight[8 * bytes];
+        encode<TYPE>(v, eight);
+        for (int j = 0; j < left; ++j) memcpy(to + (i + j) * stride * bytes, eight + j * bytes, bytes);
+    }
+}
+
+using StoreHead = void (*)(const float* x, int depth, float scale, uint8_t* to, int64_t stride, float* token_scale);
+
+constexpr StoreHead kStoreHead[CACHE_TYPES] = {
+    store_head<CACHE_FLOAT32>, store_head<CACHE_FLOAT16>, store_head<CACHE_E4M3>,
+    store_head<CACHE_E5M2>,    store_head<CACHE_INT8>,
+};
+
+// Keys, or values, of a token to its block, at `block`.
+void store_heads(const float* x, const float* scales, uint8_t* block, int64_t first, int64_t stride, int offset,
+                 const HeadShape& shape) {
+    const int64_t elements = int64_t{shape.head_dim} * shape.block_size * kCacheTypes[shape.type].bytes;
+    for (int h = 0; h < shape.kv_heads; ++h, x += shape.head_dim, block += shape.head_bytes) {
+        kStoreHead[shape.type](x, shape.head_dim, scales[h], block + first * kCacheTypes[shape.type].bytes, stride,
+                               reinterpret_cast<float*>(block + elements) + offset);
+    }
+}
+
+void store_keys(const float* k, const TokenPlace& place, const HeadShape& shape) {
+    uint8_t* block = place.cache.data + place.block * place.cache.block_bytes;
+    store_heads(k, place.cache.k_scales, block, place.offset, shape.block_size, place.offset, shape);
+}
+
+void store_values(const float* v, const TokenPlace& place, const HeadShape& shape) {
+    uint8_t* block = place.cache.data + place.block * place.cache.block_bytes + shape.kv_heads * shape.head_bytes;
+    store_heads(v, place.cache.v_scales, block, int64_t{place.offset} * shape.head_dim, 1, place.offset, shape);
 }
 
 // In place, over each head or all of them.
@@ -63,7 +129,6 @@ void prepare(const float* x, int heads, const HeadNorm& norm, const HeadShape& s
 
 void store_kv(const StoreItem& item, const HeadShape& shape) {
     const int depth = shape.head_dim;
-    const int size = shape.block_size;
     prepare(item.qkv, shape.heads, item.norms[0], shape, item.rotary, item.rotary_half, item.q);
     if (shape.temperature_floor > 0) {
         const float steps =
@@ -81,14 +146,8 @@ void store_kv(const StoreItem& item, const HeadShape& shape) {
     float* v = k + width;
     prepare(from, shape.kv_heads, item.norms[1], shape, item.rotary, item.rotary_half, k);
     prepare(from + width, shape.kv_heads, item.norms[2], shape, nullptr, 0, v);
-    uint8_t* keys = item.place.cache.data + item.place.block * item.place.cache.block_bytes;
-    uint8_t* values = keys + int64_t{width} * size * (shape.half ? 2 : 4);
-    for (int h = 0; h < shape.kv_heads; ++h) {
-        for (int i = 0; i < depth; ++i) {
-            store_cached(keys, (int64_t{h} * depth + i) * size + item.place.offset, shape.half, k[h * depth + i]);
-            store_cached(values, (int64_t{h} * size + item.place.offset) * depth + i, shape.half, v[h * depth + i]);
-        }
-    }
+    store_keys(k, item.place, shape);
+    store_values(v, item.place, shape);
 }
 
 void store_latent(const LatentItem& item, const HeadShape& shape) {
@@ -104,10 +163,7 @@ void store_latent(const LatentItem& item, const HeadShape& shape) {
     memcpy(k, item.latent, sizeof(float) * latent);
     memcpy(k + latent, item.k_rope, sizeof(float) * rope);
     rotate(k + latent, item.rotary, item.rotary_half);
-    uint8_t* keys = item.place.cache.data + item.place.block * item.place.cache.block_bytes;
-    for (int i = 0; i < shape.head_dim; ++i) {
-        store_cached(keys, int64_t{i} * shape.block_size + item.place.offset, shape.half, k[i]);
-    }
+    store_keys(k, item.place, shape);
 }
 
 }  // namespace

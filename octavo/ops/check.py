@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.contract import I32, BatchArrays, BatchLimits, KVSpec, Router, Sampling, Scoring, Stored
+from octavo.ops.contract import I32, KV_TYPES, BatchArrays, BatchLimits, KVSpec, Router, Sampling, Scoring, Stored
 
 Values = npt.NDArray[Any]
 
@@ -121,8 +121,8 @@ def check_router(router: Router, experts: int) -> None:
 
 def check_cache(spec: KVSpec) -> None:
     """`spec` describes a KV cache that can be made."""
-    if spec.dtype not in ("float16", "float32"):
-        raise ValueError(f'KV cache dtype {spec.dtype!r} is not supported; use "float16" or "float32"')
+    if spec.dtype not in KV_TYPES:
+        raise ValueError(f"KV cache dtype {spec.dtype!r} is not supported; use one of {', '.join(KV_TYPES)}")
     if spec.block_size not in (16, 32, 64, 128):
         raise ValueError(f"KV cache block_size {spec.block_size} is not supported; use 16, 32, 64 or 128")
     if len(spec.group_of) != spec.layers:
@@ -134,6 +134,24 @@ def check_cache(spec: KVSpec) -> None:
             f"KV cache of latent attention: {spec.kv_heads} KV heads and {spec.latent} of {spec.head_dim} elements are "
             f"values; there must be one head, and no more values than elements"
         )
+    if spec.scales:
+        _check_scales(spec)
+
+
+def _check_scales(spec: KVSpec) -> None:
+    if not spec.dtype.startswith("fp8"):
+        raise ValueError(f"a KV cache of {spec.dtype} has no scales of layers")
+    if len(spec.scales) != spec.layers:
+        raise ValueError(f"KV cache: scales of {len(spec.scales)} layers for {spec.layers} layers")
+    for layer, (k, v) in enumerate(spec.scales):
+        if len(k) != spec.kv_heads or len(v) != (0 if spec.latent else spec.kv_heads):
+            raise ValueError(
+                f"KV cache: layer {layer} has {len(k)} scales of keys and {len(v)} of values for {spec.kv_heads} KV "
+                "heads"
+            )
+        wrong = [scale for scale in (*k, *v) if not 1e-30 < scale < 1e30]
+        if wrong:
+            raise ValueError(f"KV cache: a scale of layer {layer} is {wrong[0]}, which is no positive number")
 
 
 def check_ids(name: str, ids: I32, end: int) -> None:

@@ -388,6 +388,43 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
+class KVType(NamedTuple):
+    """How the KV cache stores keys and values: an element is a number of this type times a scale."""
+
+    bytes: int
+    """Of an element."""
+    largest: float = np.inf
+    """Magnitudes above become this one, infinity too; NaN stays NaN."""
+    scale_bytes: int = 0
+    """Of the scale that each head of each token has of its own; 0: the scales are `KVSpec.scales`."""
+
+
+KV_TYPES = {
+    "float32": KVType(4),
+    "float16": KVType(2),
+    "fp8_e4m3": KVType(1, 448.0),
+    "fp8_e5m2": KVType(1, 57344.0),
+    "int8": KVType(1, 127.0, 4),
+}
+"""By name. Elements are rounded to the nearest, ties to even. fp8 is the quotient of value and scale as a float of 8
+bits (Micikevicius et al., "FP8 formats for deep learning", 2022).
+
+int8: the scale of a head of a token is its largest magnitude / 127 in float32, at least `KV_LEAST_SCALE`; where that
+magnitude is not finite the scale is NaN, and so are all elements."""
+
+KV_LEAST_SCALE = 1e-30
+"""Smaller ones would be denormal, or close to it."""
+
+
+class KVScales(NamedTuple):
+    """What the keys and the values of a layer are divided by before they are stored, and multiplied by when they are
+    read: one number for each KV head."""
+
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+    """Of latent attention (), for values are keys."""
+
+
 class KVShape(NamedTuple):
     """What a layer keeps of a token."""
 
@@ -396,10 +433,10 @@ class KVShape(NamedTuple):
     latent: int = 0
     """When > 0, only keys are kept, and the first `latent` elements of a key are its value (one KV head)."""
 
-    @property
-    def elements(self) -> int:
-        """Elements of the cache that a token takes in one layer."""
-        return self.kv_heads * self.head_dim * (1 if self.latent else 2)
+    def bytes(self, dtype: str) -> int:
+        """What a token takes in one layer of a cache of this type."""
+        kind = KV_TYPES[dtype]
+        return self.kv_heads * (self.head_dim * kind.bytes + kind.scale_bytes) * (1 if self.latent else 2)
 
 
 class KVSpec(NamedTuple):
@@ -409,7 +446,7 @@ class KVSpec(NamedTuple):
     kv_heads: int
     head_dim: int
     dtype: str
-    """"float32" or "float16"."""
+    """A name of `KV_TYPES`."""
     block_size: int
     """Tokens per block: 16, 32, 64 or 128."""
     blocks: tuple[int, ...]
@@ -418,6 +455,8 @@ class KVSpec(NamedTuple):
     """KV group of each layer."""
     latent: int = 0
     """See `KVShape`."""
+    scales: tuple[KVScales, ...] = ()
+    """Of each layer, where `dtype` is fp8; () are all 1."""
 
 
 class Program(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, get_args
 
+import ml_dtypes
 import numpy as np
 
 from octavo.ops.check import (
@@ -23,12 +24,15 @@ from octavo.ops.check import (
 from octavo.ops.contract import (
     F32,
     I32,
+    KV_LEAST_SCALE,
+    KV_TYPES,
     Activation,
     AttentionShape,
     BatchArrays,
     BatchLimits,
     Drawn,
     HeadNorm,
+    KVScales,
     KVSpec,
     Rope,
     Router,
@@ -38,6 +42,15 @@ from octavo.ops.contract import (
 )
 from octavo.ops.sampling import draw
 from octavo.quant import dense
+
+_DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+    "int8": np.int8,
+}
+"""Of elements of the KV cache."""
 
 
 class ReferenceDevice:
@@ -80,23 +93,64 @@ class ReferenceWeight:
         return out
 
 
+class ReferencePages:
+    """Keys or values of a layer: elements [block, KV head, token in block, d] of the cache's type, and their scales
+    [KV head, 1] or, of a type that has one for each head of each token, [block, KV head, token in block, 1].
+
+    `scales`: of the heads; () are all 1.
+    """
+
+    def __init__(self, spec: KVSpec, layer: int, scales: tuple[float, ...]) -> None:
+        shape = (spec.blocks[spec.group_of[layer]], spec.kv_heads, spec.block_size)
+        self.kind = KV_TYPES[spec.dtype]
+        self.elements = np.zeros((*shape, spec.head_dim), _DTYPES[spec.dtype])
+        self.scales = np.array(scales or [1] * spec.kv_heads, np.float32)[:, None]
+        if self.kind.scale_bytes:
+            self.scales = np.zeros((*shape, 1), np.float32)
+
+    def write(self, blocks: I32, offsets: I32, x: F32) -> None:
+        """Store `x` [T, G, d] at (block, token in block)."""
+        scales = self.scales
+        if self.kind.scale_bytes:
+            scales = np.abs(x).max(axis=-1, keepdims=True) / np.float32(self.kind.largest)
+            scales = np.where(np.isfinite(scales), np.maximum(scales, np.float32(KV_LEAST_SCALE)), np.float32(np.nan))
+            self.scales[blocks, :, offsets] = scales
+        codes = x / scales
+        if np.isfinite(self.kind.largest):
+            codes = np.clip(codes, -np.float32(self.kind.largest), np.float32(self.kind.largest))
+        if self.elements.dtype == np.int8:
+            codes = np.rint(np.where(np.isnan(codes), 0, codes))
+        self.elements[blocks, :, offsets] = codes.astype(self.elements.dtype)
+
+    def read(self, blocks: I32, skip: int, count: int) -> F32:
+        """[G, count, d] in float32: `count` tokens of a sequence with these blocks, from its token `skip` on."""
+        scales = self.scales[blocks] if self.kind.scale_bytes else self.scales[:, None]
+        heads_first = (self.elements[blocks].astype(np.float32) * scales).swapaxes(0, 1)
+        return _f32(heads_first.reshape(len(heads_first), -1, heads_first.shape[3])[:, skip : skip + count])
+
+    def copy(self, source: int, destination: int) -> None:
+        self.elements[destination] = self.elements[source]
+        if self.kind.scale_bytes:
+            self.scales[destination] = self.scales[source]
+
+
 class ReferenceCache:
-    """K and V of each layer: [block, KV head, token in block, head_dim] in the cache's type."""
+    """Keys and values of each layer."""
 
     def __init__(self, spec: KVSpec) -> None:
         check_cache(spec)
         self.spec = spec
-        shapes = [(spec.blocks[group], spec.kv_heads, spec.block_size, spec.head_dim) for group in spec.group_of]
-        self.k = [np.zeros(shape, spec.dtype) for shape in shapes]
+        scales = spec.scales or (KVScales((), ()),) * spec.layers
+        self.k = [ReferencePages(spec, layer, scales[layer].k) for layer in range(spec.layers)]
         # Of latent attention, the values are the beginning of the keys.
-        self.v = [k[..., : spec.latent] for k in self.k] if spec.latent else [np.zeros_like(k) for k in self.k]
+        self.v = [] if spec.latent else [ReferencePages(spec, layer, scales[layer].v) for layer in range(spec.layers)]
 
     def write(self, layer: int, blocks: I32, positions: I32, k: F32, v: F32 | None) -> None:
         """Store k and v [T, G, d] of tokens at `positions`, whose blocks are `blocks`."""
         offsets = positions % self.spec.block_size
-        self.k[layer][blocks, :, offsets] = k
+        self.k[layer].write(blocks, offsets, k)
         if v is not None:
-            self.v[layer][blocks, :, offsets] = v
+            self.v[layer].write(blocks, offsets, v)
 
     def read(self, layer: int, table: I32, first: int, end: int) -> tuple[F32, F32]:
         """K and V [G, end - first, d] in float32 at positions [first, end) of the sequence with block table `table`.
@@ -104,14 +158,14 @@ class ReferenceCache:
         size = self.spec.block_size
         blocks = table[first // size : -(-end // size)]
         check_ids(f"tables[{self.spec.group_of[layer]}]", blocks, self.spec.blocks[self.spec.group_of[layer]])
-        skip = first % size
+        k = self.k[layer].read(blocks, first % size, end - first)
+        if self.spec.latent:
+            return k, _f32(k[..., : self.spec.latent])
+        return k, self.v[layer].read(blocks, first % size, end - first)
 
-        def rows(pages: np.ndarray[Any, Any]) -> F32:
-            heads_first = pages[blocks].swapaxes(0, 1)
-            flat = heads_first.reshape(heads_first.shape[0], -1, heads_first.shape[3])
-            return _f32(flat[:, skip : skip + end - first].astype(np.float32))
-
-        return rows(self.k[layer]), rows(self.v[layer])
+    def copy(self, layer: int, source: int, destination: int) -> None:
+        for pages in (self.k[layer], *self.v[layer : layer + 1]):
+            pages.copy(source, destination)
 
 
 class ReferenceBatch(NamedTuple):
@@ -160,9 +214,7 @@ class ReferenceModel:
         for layer, layer_group in enumerate(self.cache.spec.group_of):
             if layer_group == group:
                 for source, destination in pairs.tolist():
-                    self.cache.k[layer][destination] = self.cache.k[layer][source]
-                    if not self.cache.spec.latent:
-                        self.cache.v[layer][destination] = self.cache.v[layer][source]
+                    self.cache.copy(layer, source, destination)
 
 
 class ReferenceOps:

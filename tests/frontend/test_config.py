@@ -195,7 +195,7 @@ def test_defaults_in_words() -> None:
         (("--port", "70000"), "port must be at most 65535"),
         (("--override-generation-config", "{"), "is not JSON"),
         (("--override-generation-config", "[]"), "is not a JSON object"),
-        (("--kv-cache-dtype", "fp8"), "invalid choice: 'fp8'"),
+        (("--kv-cache-dtype", "nvfp4"), "invalid choice: 'nvfp4'"),
         (("--ssl-keyfile", "k"), "go together"),
         (("--tensor-parallel-size", "2"), "tensor_parallel_size=2 cannot be used: .* one process"),
         (("-tp", "2"), "tensor_parallel_size=2 cannot be used"),

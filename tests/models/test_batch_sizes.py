@@ -21,7 +21,7 @@ def path(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("activations", ["float32", "int16", "int8"])
-@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32", "fp8_e4m3", "int8"])
 def test_a_decoded_row_has_the_same_bits_in_every_batch(path: Path, activations: str, kv_dtype: str) -> None:
     """One sequence per context length is computed whole and alone; then its last token again, among M - 1 others that
     repeat the list, with one thread and with two."""

@@ -21,6 +21,7 @@ from octavo.ops.contract import (
     CompiledModel,
     Device,
     HeadNorm,
+    KVScales,
     KVSpec,
     Rope,
     Router,
@@ -227,9 +228,17 @@ def storing(
 
 
 def attention_model(
-    dev: Device, qkv: F32, shape: AttentionShape, pages: Pages, dtype: str, sinks: F32 | None = None, **store: Any
+    dev: Device,
+    qkv: F32,
+    shape: AttentionShape,
+    pages: Pages,
+    dtype: str,
+    sinks: F32 | None = None,
+    scales: KVScales | None = None,
+    **store: Any,
 ) -> CompiledModel:
-    """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store`, and `qkv` of latent attention: see `storing`."""
+    """store_kv and attend over rows of `qkv` [n, (H + 2G) d]; `store`, and `qkv` of latent attention: see `storing`.
+    `scales`: of the cache."""
     stored = storing(dev, qkv, shape, **store)
     sunk = None if sinks is None else dev.vector(sinks)
 
@@ -237,6 +246,8 @@ def attention_model(
         return ops.attend(batch, stored(ops, batch), shape, sunk)
 
     spec = pages.spec(shape.kv_heads, shape.head_dim, dtype, (shape.group,))._replace(latent=shape.latent)
+    if scales is not None:
+        spec = spec._replace(scales=(scales,))
     return compile_op(dev, op, shape.heads * (shape.latent or shape.head_dim), pages, spec)
 
 

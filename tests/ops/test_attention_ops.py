@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn, float8_e5m2
 
-from octavo.ops.contract import AttentionShape, HeadNorm, Rope, Temperature
+from octavo.ops.contract import KV_TYPES, AttentionShape, HeadNorm, KVScales, Rope, Temperature
 from tests.ops import truth
 from tests.ops.harness import (
     CONTEXTS,
@@ -39,6 +40,8 @@ class Case(NamedTuple):
     """The largest slope; they halve every eight heads."""
     sunk: bool = False
     latent: int = 0
+    scaled: bool = False
+    """Elements of the cache are quotients by scales of the layer."""
 
     def shape(self, layer: int = 0, group: int = 0) -> AttentionShape:
         scale = 1.5 * self.head_dim**-0.5
@@ -50,6 +53,13 @@ class Case(NamedTuple):
         """From one that takes no part to one that takes nearly all, in turns; None without."""
         choices = np.array([0.0, 3.5, -np.inf, -2.0, 12.0], np.float32)
         return np.resize(choices, self.heads) if self.sunk else None
+
+    def scales(self) -> KVScales | None:
+        """Another one for each head."""
+        if not self.scaled:
+            return None
+        k = tuple(0.013 * 1.7**head for head in range(self.kv_heads))
+        return KVScales(k, () if self.latent else tuple(1 / scale for scale in k))
 
     def qkv(self, tokens: int, seed: int = 0) -> Any:
         width = (self.heads + (1 if self.latent else 2) * self.kv_heads) * self.head_dim
@@ -67,8 +77,14 @@ class Case(NamedTuple):
     def truth(self, qkv: Any, positions: Any) -> truth.Pair:
         """Of tokens 0..n-1 of one sequence, the answers at `positions`, [t, H d]."""
         q, k, v = self.split(qkv)
-        k, v = k.astype(self.dtype), v.astype(self.dtype)
-        value, bound = truth.attend(q[positions], k, v, positions, self.shape(), sinks=self.sinks())
+        scales = self.scales() or KVScales((), ())
+        k, k_off = truth.cached(k, self.dtype, scales.k)
+        if self.latent:
+            v, v_off = k[..., : self.latent], k_off[..., : self.latent]
+        else:
+            v, v_off = truth.cached(v, self.dtype, scales.v)
+        off = 0, k_off, v_off
+        value, bound = truth.attend(q[positions], k, v, positions, self.shape(), off, self.sinks())
         return value.reshape(len(positions), -1), bound.reshape(len(positions), -1)
 
 
@@ -99,6 +115,16 @@ CASES = (
     Case(128, 1, 20, 0, 0.0, 16, "float16", sunk=True, latent=12),
     Case(5, 1, 44, 70, 9.0, 128, "float32", latent=38),
     Case(24, 1, 40, 0, 0.0, 64, "float32", chunk=48, alibi=0.1, latent=32),
+    Case(9, 3, 64, 0, 0.0, 16, "fp8_e4m3", scaled=True),
+    Case(4, 1, 256, 512, 0.0, 32, "fp8_e5m2", scaled=True),
+    Case(14, 2, 64, 0, 5.0, 64, "int8"),
+    Case(71, 1, 36, 0, 0.0, 16, "int8", alibi=0.5),
+    Case(5, 5, 100, 0, 20.0, 128, "fp8_e4m3", sunk=True),
+    Case(3, 1, 514, 0, 0.0, 32, "fp8_e5m2"),
+    Case(8, 4, 64, 0, 9.0, 16, "int8", chunk=256, sunk=True),
+    Case(5, 1, 44, 70, 9.0, 128, "int8", latent=38),
+    Case(128, 1, 20, 0, 0.0, 16, "fp8_e4m3", sunk=True, latent=12, scaled=True),
+    Case(2, 1, 576, 0, 0.0, 16, "fp8_e5m2", latent=512),
 )
 
 
@@ -107,7 +133,7 @@ def test_attend(name: str, case: Case) -> None:
     """A prompt in uneven chunks, answers checked at every context length that is near an edge."""
     dev, length = device(name), CONTEXTS[-1]
     qkv, pages = case.qkv(length), Pages(2, length, case.block_size)
-    model = attention_model(dev, qkv, case.shape(), pages, case.dtype, case.sinks())
+    model = attention_model(dev, qkv, case.shape(), pages, case.dtype, case.sinks(), case.scales())
     for start, end in ((0, 1), (1, 8), (8, 15), (15, 250), (250, 514), (514, 1099), (1099, 1100)):
         wanted = [n - 1 for n in CONTEXTS if start < n <= end] or [start]
         got = model.raw_logits(pages.step([Span(1, start, range(start, end))], [p - start for p in wanted]))
@@ -121,7 +147,7 @@ def test_attend_of_many_sequences(name: str, case: Case) -> None:
     pages = Pages(len(lengths), 160, case.block_size, seed=1)
     streams = [case.qkv(n, seed) for seed, n in enumerate(lengths)]
     first = np.cumsum([0, *lengths])
-    model = attention_model(dev, np.concatenate(streams), case.shape(), pages, case.dtype, case.sinks())
+    model = attention_model(dev, np.concatenate(streams), case.shape(), pages, case.dtype, case.sinks(), case.scales())
     done = (0, 16, 20, 69, 0, 129)
     for slot, n in enumerate(done):
         if n:
@@ -130,6 +156,43 @@ def test_attend_of_many_sequences(name: str, case: Case) -> None:
     step = pages.step([Span(s, done[s], range(first[s] + done[s], first[s] + lengths[s])) for s in order])
     values, bounds = zip(*(case.truth(streams[s], list(range(done[s], lengths[s]))) for s in order), strict=True)
     truth.assert_within(model.raw_logits(step), (np.concatenate(values), np.concatenate(bounds)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "fp8_e4m3", "fp8_e5m2", "int8"])
+def test_what_the_cache_keeps(name: str, dtype: str) -> None:
+    """Of one key the value comes back as it was kept: every float of 8 bits, what lies half-way between two, a little
+    beside that, denormals, zeros of either sign, what is too large; and NaN."""
+    codes = np.arange(256, dtype=np.uint8)
+    floats = np.concatenate([codes.view(t).astype(np.float32) for t in (float8_e4m3fn, float8_e5m2)])
+    floats = np.unique(floats[np.isfinite(floats)])
+    between = (floats[:-1] + floats[1:]) / 2
+    steps = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
+    large = np.array([460, 464, 480, 1e4, 6e4, 65504], np.float32)
+    values = np.concatenate([floats, between, *steps, large, -large])
+    if dtype.startswith("fp8"):
+        values = np.concatenate([values, np.array([1e30, -np.inf, np.inf], np.float32)])
+    values = np.resize(values, (-(-len(values) // 64), 64))
+    qkv = np.zeros((len(values), 3 * 64), np.float32)
+    qkv[:, 128:] = values
+    case, pages = Case(1, 1, 64, 0, 0.0, 16, dtype), Pages(len(qkv), 16)
+    model = attention_model(device(name), qkv, case.shape(), pages, dtype)
+    step = pages.step([Span(slot, 0, [slot]) for slot in range(len(qkv))])
+    want, off = truth.cached(values[:, None], dtype)
+    assert np.all(np.abs(model.raw_logits(step) - want[:, 0]) <= off[:, 0])
+    qkv[1, 130], qkv[2, 66] = np.nan, np.nan
+    got = attention_model(device(name), qkv, case.shape(), pages, dtype).raw_logits(step)
+    assert [row.item() for row in np.isnan(got).any(axis=1)[:4]] == [False, True, True, False]
+    assert not np.isnan(got[3:]).any()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e-38, 0.0])
+def test_integers_of_what_is_not_finite_or_hardly_there(name: str, value: float) -> None:
+    """An infinity has no scale, so the token is NaN; what is too small for one is zero."""
+    qkv = np.zeros((1, 96), np.float32)
+    qkv[0, 64:] = value
+    case, pages = Case(1, 1, 32, 0, 0.0, 16, "int8"), Pages(1, 16)
+    got = attention_model(device(name), qkv, case.shape(), pages, "int8").raw_logits(pages.step([Span(0, 0, [0])]))
+    assert np.isnan(got).all() if np.isinf(value) else (got == 0).all()
 
 
 def test_large_scores(name: str) -> None:
@@ -173,16 +236,17 @@ def test_table_entries_behind_the_window_are_not_read(name: str, fields: dict[st
     truth.assert_within(got, case.truth(qkv, list(range(190, 200))))
 
 
+@pytest.mark.parametrize("dtype", KV_TYPES)
 @pytest.mark.parametrize(
     "fields", [{}, {"window": 24}, {"chunk": 40}, {"chunk": 7, "sunk": True, "alibi": 1.0}], ids=str
 )
-def test_masked_positions_are_not_read(name: str, fields: dict[str, Any]) -> None:
+def test_masked_positions_are_not_read(name: str, fields: dict[str, Any], dtype: str) -> None:
     """Infinity and NaN left in the cache by an earlier owner of a block, ahead of a sequence or behind what it sees."""
-    case = Case(4, 2, 32, 0, 0.0, 32, "float32")._replace(**fields)
+    case = Case(4, 2, 32, 0, 0.0, 32, dtype)._replace(**fields)
     qkv, pages = case.qkv(128), Pages(1, 128, 32)
     qkv[64:96] = np.nan
     qkv[96:] = np.inf
-    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype, case.sinks())
+    model = attention_model(device(name), qkv, case.shape(), pages, case.dtype, case.sinks(), case.scales())
     model.raw_logits(pages.step([Span(0, 32, range(64, 128))]))  # positions 32..95 hold NaN, then infinity
     for start, end in ((0, 33), (33, 40), (40, 41)):
         got = model.raw_logits(pages.step([Span(0, start, range(start, end))]))
@@ -347,10 +411,11 @@ def test_layers_use_the_table_of_their_group(name: str) -> None:
     truth.assert_within(got, (value, pairs[0][1] + pairs[1][1] + 4 * UNIT * np.abs(value)))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "fp8_e4m3", "int8"])
 @pytest.mark.parametrize("latent", [0, 20])
-def test_copied_blocks_serve_another_sequence(name: str, latent: int) -> None:
+def test_copied_blocks_serve_another_sequence(name: str, latent: int, dtype: str) -> None:
     """Slot 1 gets the blocks of slot 0 in group 0 by copies, and goes on as slot 0 would; group 1 is untouched."""
-    case, dev = Case(4, 1 if latent else 2, 32, 0, 0.0, 16, "float16", latent=latent), device(name)
+    case, dev = Case(4, 1 if latent else 2, 32, 0, 0.0, 16, dtype, latent=latent), device(name)
     qkv, pages = case.qkv(41), Pages(3, 48, groups=2)
 
     def op(ops: Any, batch: Any) -> Any:
@@ -362,7 +427,7 @@ def test_copied_blocks_serve_another_sequence(name: str, latent: int) -> None:
 
     width = 4 * (latent or 32)
     identity = dev.weight([f32(np.eye(width))])
-    spec = pages.spec(case.kv_heads, 32, "float16", (0, 1, 0))._replace(latent=latent)
+    spec = pages.spec(case.kv_heads, 32, dtype, (0, 1, 0))._replace(latent=latent)
     model = compile_op(dev, op, width, pages, spec)
     model.raw_logits(pages.step([Span(0, 0, range(40))]))
     wanted = model.raw_logits(pages.step([Span(0, 40, [40])]))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.ops.contract import AttentionShape, KVSpec, Stored
+from octavo.ops.contract import AttentionShape, KVScales, KVSpec, Stored
 from tests.ops.harness import DEVICES, Pages, Span, attention_model, device, f32, parameters
 
 pytestmark = pytest.mark.parametrize("name", DEVICES)
@@ -151,6 +151,19 @@ def test_bad_weights(name: str) -> None:
 
 def test_bad_caches(name: str) -> None:
     dev, good = device(name), KVSpec(2, 1, 32, "float16", 16, (4,), (0, 0))
-    for fields in ({"dtype": "int7"}, {"block_size": 24}, {"group_of": (0,)}, {"group_of": (0, 1)}):
+    one = KVScales((1.0,), (1.0,))
+    for fields in (
+        {"dtype": "int7"},
+        {"block_size": 24},
+        {"group_of": (0,)},
+        {"group_of": (0, 1)},
+        {"scales": (one, one)},
+        {"dtype": "int8", "scales": (one, one)},
+        {"dtype": "fp8_e4m3", "scales": (one,)},
+        {"dtype": "fp8_e4m3", "scales": (one, KVScales((1.0, 1.0), (1.0,)))},
+        {"dtype": "fp8_e4m3", "latent": 16, "scales": (one, one)},
+        {"dtype": "fp8_e4m3", "scales": (one, KVScales((0.0,), (1.0,)))},
+        {"dtype": "fp8_e4m3", "scales": (one, KVScales((1.0,), (float("nan"),)))},
+    ):
         with pytest.raises(ValueError, match="KV cache"):
             dev.kv_cache(good._replace(**fields))

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.ops.contract import F32, AttentionShape, BatchLimits, CompiledModel, Device, HeadNorm, Rope, Temperature
+from octavo.ops.contract import (
+    F32,
+    KV_TYPES,
+    AttentionShape,
+    BatchLimits,
+    CompiledModel,
+    Device,
+    HeadNorm,
+    Rope,
+    Temperature,
+)
 from octavo.quant import KINDS
 from tests.ops.harness import (
     INVARIANT,
@@ -156,7 +166,7 @@ SHAPES = (
 ROPE = Rope(tuple((1e4 ** (-np.arange(8) / 8)).astype(np.float32).tolist()))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", KV_TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention(name: str, shape: AttentionShape, dtype: str) -> None:
     _assert_tokens_stand_alone(name, shape, dtype, None)
@@ -201,19 +211,22 @@ def _assert_tokens_stand_alone(name: str, shape: AttentionShape, dtype: str, sin
             assert not wrong.size, f"block size {block_size}, cuts {cuts}: differs first at {sorted(checked)[wrong[0]]}"
 
 
+@pytest.mark.parametrize("dtype", KV_TYPES)
 @pytest.mark.parametrize("latent", [0, 28])
 @pytest.mark.parametrize(
     ("fields", "last"), [({"window": 24}, 33), ({"chunk": 24}, 23), ({"chunk": 300}, 299)], ids=str
 )
-def test_nan_reaches_only_those_who_see_it(name: str, fields: dict[str, int], last: int, latent: int) -> None:
+def test_nan_reaches_only_those_who_see_it(
+    name: str, fields: dict[str, int], last: int, latent: int, dtype: str
+) -> None:
     """Token 10 of a prompt is NaN: what is computed beside it in the same step, and does not see it, keeps its bits."""
     shape = AttentionShape(3, 1, 36, 0.2, 0, 0, latent=latent, **fields)
     dev, pages, length = device(name), Pages(1, 400), 400
     qkv = _random(length, (shape.heads + (1 if latent else 2)) * 36)
     step = pages.step([Span(0, 0, range(length))])
-    clean = attention_model(dev, qkv, shape, pages, "float16").raw_logits(step)
+    clean = attention_model(dev, qkv, shape, pages, dtype).raw_logits(step)
     qkv[10] = np.nan
-    got = attention_model(dev, qkv, shape, pages, "float16").raw_logits(step)
+    got = attention_model(dev, qkv, shape, pages, dtype).raw_logits(step)
     sees = np.arange(length)[10 : last + 1]
     assert np.isnan(got[sees]).all()
     others = np.delete(np.arange(length), sees)

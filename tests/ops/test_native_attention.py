@@ -33,6 +33,10 @@ CUTS = (
         Case(71, 1, 20, 0, 0.0, 32, "float16", alibi=0.25, sunk=True),
         Case(16, 1, 60, 0, 0.0, 16, "float16", latent=44),
         Case(128, 1, 24, 700, 0.0, 64, "float32", sunk=True, latent=16),
+        Case(9, 3, 64, 0, 0.0, 16, "int8"),
+        Case(20, 1, 80, 300, 10.0, 64, "fp8_e4m3", scaled=True),
+        Case(4, 1, 256, 0, 0.0, 16, "fp8_e5m2"),
+        Case(16, 1, 60, 0, 0.0, 16, "int8", latent=44),
     ],
     ids=str,
 )
@@ -41,7 +45,9 @@ def test_bits_do_not_depend_on_how_the_work_is_cut(case: Case) -> None:
     answers = []
     for threads in (1, 2, 3):
         pages = Pages(2, LENGTH, case.block_size, seed=threads)
-        model = attention_model(device("cpu", threads), qkv, case.shape(), pages, case.dtype, case.sinks())
+        model = attention_model(
+            device("cpu", threads), qkv, case.shape(), pages, case.dtype, case.sinks(), case.scales()
+        )
         for cuts in CUTS:
             steps = []
             for start, end in zip(cuts[:-1], cuts[1:], strict=True):

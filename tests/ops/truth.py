@@ -8,8 +8,10 @@ within n * unit of the exact one, relative to the sum of the products' magnitude
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from octavo.ops.contract import AttentionShape, HeadNorm, Rope, Router
@@ -207,6 +209,34 @@ def warm(pair: Pair, positions: Any, scale: float, floor: int, start: int) -> Pa
     """`pair` [T, heads, d] times the temperature of its positions."""
     factor = np.array([1 + scale * math.log1p((p + start) // floor) for p in positions])[:, None, None]
     return pair[0] * factor, pair[1] * factor + 8 * UNIT * np.abs(pair[0]) * factor
+
+
+def nearest(x: Any, dtype: str) -> Any:
+    """`x`, as floats of 8 bits: of the finite ones the nearest, of two the one with the even code; NaN stays NaN."""
+    codes = np.arange(128, dtype=np.uint8)
+    values = codes.view({"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}[dtype])
+    finite = values.astype(np.float64)
+    finite = finite[np.isfinite(finite)]
+    wide = np.minimum(np.abs(np.asarray(x, np.float64)), finite[-1])
+    above = np.minimum(np.searchsorted(finite, wide), len(finite) - 1)
+    below = np.maximum(above - 1, 0)
+    up, down = finite[above] - wide, wide - finite[below]
+    code = np.where((up < down) | ((up == down) & (above % 2 == 0)), above, below)
+    return np.where(np.isnan(wide), np.nan, np.copysign(finite[code], x))
+
+
+def cached(x: Any, dtype: str, scales: Sequence[float] = ()) -> Pair:
+    """What a KV cache gives back of keys or values `x` [n, G, d]; `scales`: of the heads, where the type has them."""
+    if dtype in ("float16", "float32"):
+        return x.astype(dtype), np.zeros(x.shape)
+    if dtype == "int8":
+        divisor = np.abs(x).max(axis=2, keepdims=True) / np.float32(127)
+        elements = np.rint(x / divisor)
+    else:
+        divisor = np.array(scales or [1] * x.shape[1], np.float32)[:, None]
+        elements = nearest(x / divisor, dtype)
+    value = elements * divisor.astype(np.float64)
+    return value, 4 * UNIT * np.abs(value)
 
 
 def attend(

@@ -104,6 +104,24 @@ def test_windowed_groups_need_their_window_and_one_step() -> None:
 def test_float32_means_float32_everywhere() -> None:
     assert run(1 << 30, dtype="float32").kv.dtype == "float32"
     assert run(1 << 30, dtype="float32", kv_cache_dtype="float16").kv.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "token"),
+    [
+        ("float32", "float32", 2 * TOKEN),
+        ("fp8", "fp8_e4m3", TOKEN // 2),
+        ("fp8_e4m3", "fp8_e4m3", TOKEN // 2),
+        ("fp8_e5m2", "fp8_e5m2", TOKEN // 2),
+        ("int8", "int8", TOKEN // 2 + 4 * 2 * 2 * 4),  # and a float for each layer, head, key and value
+        ("int8_per_token_head", "int8", TOKEN // 2 + 4 * 2 * 2 * 4),
+    ],
+)
+def test_types_of_the_cache(asked: str, dtype: str, token: int) -> None:
+    resolved = run(1 << 30, kv_cache_dtype=asked, max_num_seqs=8)
+    assert (resolved.kv.dtype, resolved.token_bytes) == (dtype, token)
+    assert resolved.kv_bytes == resolved.kv.blocks[0] * 16 * token
+    assert f" in {dtype}: " in resolved.notes[1]
     assert activations(EngineConfig(dtype="float32"), frozenset({"Q4_1"}))[0] == "float32"
 
 

@@ -16,6 +16,7 @@ from octavo.ops.contract import (
     BatchArrays,
     BatchLimits,
     Drawn,
+    KVScales,
     KVSpec,
     OpTime,
     Roofline,
@@ -98,14 +99,16 @@ class CpuDevice:
     def kv_cache(self, spec: KVSpec) -> CpuCache:
         """Zero-filled; memory is taken as blocks are first written. Raises MemoryError."""
         check_cache(spec)
+        ones = KVScales((1.0,) * spec.kv_heads, (1.0,) * spec.kv_heads)
         native = self.native.KVCache(
             spec.kv_heads,
             spec.head_dim,
             spec.latent,
-            spec.dtype == "float16",
+            spec.dtype,
             spec.block_size,
             spec.blocks,
             spec.group_of,
+            [[*own.k, *own.v] for own in spec.scales or (ones,) * spec.layers],
         )
         return CpuCache(spec, native)
 

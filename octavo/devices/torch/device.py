@@ -25,12 +25,15 @@ from octavo.ops.check import (
 from octavo.ops.contract import (
     F32,
     I32,
+    KV_LEAST_SCALE,
+    KV_TYPES,
     Activation,
     AttentionShape,
     BatchArrays,
     BatchLimits,
     Drawn,
     HeadNorm,
+    KVScales,
     KVSpec,
     Rope,
     Router,
@@ -39,6 +42,15 @@ from octavo.ops.contract import (
 )
 from octavo.ops.sampling import draw
 from octavo.quant import dense
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+"""Of elements of the KV cache."""
 
 
 class TorchDevice:
@@ -73,24 +85,65 @@ class TorchWeight:
         self.n_out, self.n_in = rows.shape
 
 
+class TorchPages:
+    """Keys or values of a layer: elements [block, token in block, KV head, d] as bytes, and their scales [KV head, 1]
+    or, of a type that has one for each head of each token, [block, token in block, KV head, 1].
+
+    `scales`: of the heads; () are all 1.
+    """
+
+    def __init__(self, spec: KVSpec, layer: int, scales: tuple[float, ...], place: torch.device) -> None:
+        shape = (spec.blocks[spec.group_of[layer]], spec.block_size, spec.kv_heads)
+        self.kind, self.dtype = KV_TYPES[spec.dtype], _DTYPES[spec.dtype]
+        # Not every operation on arrays knows floats of 8 bits.
+        self.bytes = torch.zeros((*shape, spec.head_dim * self.kind.bytes), dtype=torch.uint8, device=place)
+        self.scales = torch.tensor(scales or [1.0] * spec.kv_heads, dtype=torch.float32, device=place)[:, None]
+        if self.kind.scale_bytes:
+            self.scales = torch.zeros((*shape, 1), dtype=torch.float32, device=place)
+
+    def write(self, blocks: Tensor, offsets: Tensor, x: Tensor) -> None:
+        """Store `x` [T, G, d] at (block, token in block)."""
+        scales = self.scales
+        if self.kind.scale_bytes:
+            scales = x.abs().amax(dim=-1, keepdim=True) / self.kind.largest
+            scales = torch.where(scales.isfinite(), scales.clamp(min=KV_LEAST_SCALE), torch.nan)
+            self.scales[blocks, offsets] = scales
+        codes = x / scales
+        if self.kind.largest < torch.inf:
+            codes = codes.clamp(-self.kind.largest, self.kind.largest)
+        if self.dtype == torch.int8:
+            codes = codes.nan_to_num(0).round()
+        self.bytes[blocks, offsets] = codes.to(self.dtype).contiguous().view(torch.uint8)
+
+    def read(self, blocks: Tensor, skip: int, count: int) -> Tensor:
+        """[G, count, d] in float32: `count` tokens of a sequence with these blocks, from its token `skip` on."""
+        scales = self.scales[blocks] if self.kind.scale_bytes else self.scales
+        tokens = (self.bytes[blocks].view(self.dtype).float() * scales).flatten(0, 1)
+        return tokens[skip : skip + count].transpose(0, 1)
+
+    def copy(self, source: int, destination: int) -> None:
+        self.bytes[destination] = self.bytes[source]
+        if self.kind.scale_bytes:
+            self.scales[destination] = self.scales[source]
+
+
 class TorchCache:
-    """K and V of each layer: [block, token in block, KV head, head_dim] in the cache's type."""
+    """Keys and values of each layer."""
 
     def __init__(self, spec: KVSpec, place: torch.device) -> None:
         check_cache(spec)
         self.spec = spec
         self.place = place
-        dtype = torch.float16 if spec.dtype == "float16" else torch.float32
-        shapes = [(spec.blocks[group], spec.block_size, spec.kv_heads, spec.head_dim) for group in spec.group_of]
-        self.k = [torch.zeros(shape, dtype=dtype, device=place) for shape in shapes]
+        scales = spec.scales or (KVScales((), ()),) * spec.layers
+        self.k = [TorchPages(spec, layer, own.k, place) for layer, own in enumerate(scales)]
         # Of latent attention, the values are the beginning of the keys.
-        self.v = [k[..., : spec.latent] if spec.latent else torch.zeros_like(k) for k in self.k]
+        self.v = [] if spec.latent else [TorchPages(spec, layer, own.v, place) for layer, own in enumerate(scales)]
 
     def write(self, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor | None) -> None:
         """Store k and v [T, G, d] at (block, token in block)."""
-        self.k[layer][blocks, offsets] = k.to(self.k[layer].dtype)
+        self.k[layer].write(blocks, offsets, k)
         if v is not None:
-            self.v[layer][blocks, offsets] = v.to(self.v[layer].dtype)
+            self.v[layer].write(blocks, offsets, v)
 
     def read(self, layer: int, table: I32, first: int, end: int) -> tuple[Tensor, Tensor]:
         """K and V [G, end - first, d] in float32 at positions [first, end) of the sequence with block table `table`."""
@@ -98,9 +151,14 @@ class TorchCache:
         needed = table[first // size : -(-end // size)]
         check_ids(f"tables[{group}]", needed, self.spec.blocks[group])
         blocks = torch.from_numpy(needed.astype(np.int64)).to(self.place)
-        skip = first % size
-        k, v = (pages[layer][blocks].flatten(0, 1)[skip : skip + end - first] for pages in (self.k, self.v))
-        return k.transpose(0, 1).float(), v.transpose(0, 1).float()
+        k = self.k[layer].read(blocks, first % size, end - first)
+        if self.spec.latent:
+            return k, k[..., : self.spec.latent]
+        return k, self.v[layer].read(blocks, first % size, end - first)
+
+    def copy(self, layer: int, source: int, destination: int) -> None:
+        for pages in (self.k[layer], *self.v[layer : layer + 1]):
+            pages.copy(source, destination)
 
 
 class TorchBatch(NamedTuple):
@@ -155,9 +213,7 @@ class TorchModel:
         for layer, layer_group in enumerate(self.cache.spec.group_of):
             if layer_group == group:
                 for source, destination in pairs.tolist():
-                    self.cache.k[layer][destination] = self.cache.k[layer][source]
-                    if not self.cache.spec.latent:
-                        self.cache.v[layer][destination] = self.cache.v[layer][source]
+                    self.cache.copy(layer, source, destination)
 
 
 class TorchOps:
