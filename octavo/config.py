@@ -147,7 +147,7 @@ class EngineConfig:
         "model",
         "bitsandbytes, fp8, fp8_per_block, int4, int8: what to do to the floats of a checkpoint while it is loaded. "
         "Default: its weights stay as they are. Of a quantized checkpoint, what it is: auto-round, awq, bitsandbytes, "
-        "compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, hqq, modelopt, mxfp4, torchao.",
+        "compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, hqq, modelopt, mxfp4, quanto, torchao.",
         flags=("-q",),
     )
     max_model_len: int | None = _option(

@@ -17,7 +17,7 @@ KV_SHARE = 0.25
 CACHE_NAMES = {"fp8": "fp8_e4m3", "int8_per_token_head": "int8"}
 """Names of --kv-cache-dtype that mean another."""
 
-SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq", "inc": "auto-round"}
+SAME_FILES = {"awq_marlin": "awq", "gptq_marlin": "gptq", "inc": "auto-round", "modelopt_fp4": "modelopt"}
 """Names that vLLM's --quantization has for a kernel or a maker, and the method whose files it reads."""
 
 

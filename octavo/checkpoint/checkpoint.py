@@ -58,6 +58,11 @@ class Checkpoint:
         """Shape in elements; of a matrix [n_out, n_in]. Raises CheckpointError when there is no such tensor."""
         return self._tensor(name).shape
 
+    def in_groups(self, name: str) -> bool:
+        """Whether rows of a tensor's shape are groups of neighbours in a row of the matrix, of which only the model
+        knows how many are a row (optimum-quanto). Raises CheckpointError as `shape` does."""
+        return self._tensor(name).in_groups
+
     def kind(self, name: str) -> str:
         """Format of a tensor: a name of `octavo.quant`, or another type's name ("I64") that cannot be read here."""
         return self._tensor(name).kind

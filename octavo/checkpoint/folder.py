@@ -52,8 +52,14 @@ def read_json(path: Path, hint: str) -> dict[str, Any]:
     return content
 
 
-OLD_QUANTIZATION = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Files of makers from before quantization_config, and the method where they name none: AutoGPTQ, AutoAWQ, ModelOpt."""
+OLD_QUANTIZATION = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+    "quanto_qmap.json": "quanto",
+}
+"""Files of makers that write no quantization_config, and the method where they name none: AutoGPTQ, AutoAWQ, ModelOpt,
+optimum-quanto."""
 
 
 def _quantization(folder: Path, config: dict[str, Any]) -> Any:

@@ -13,7 +13,19 @@ import numpy as np
 from octavo.checkpoint.errors import CheckpointError, believing
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor
 from octavo.ops.contract import Stored
-from octavo.quant import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, modelopt, mxfp4, torchao
+from octavo.quant import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    hqq,
+    modelopt,
+    mxfp4,
+    quanto,
+    torchao,
+)
 from octavo.quant.method import Head, Layout, Method, QuantError, Values
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
@@ -28,6 +40,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "intel/auto-round": auto_round.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
+    "quanto": quanto.read,
     "torchao": torchao.read,
 }
 """quant_method of config.json -> what reads the rest of quantization_config."""
@@ -82,6 +95,7 @@ def quantized(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str
             where,
             join=partial(_join, layout, parts),
             joined_bytes=sum(t.bytes for t in parts.values()),
+            in_groups=layout.in_groups,
         )
     return out
 

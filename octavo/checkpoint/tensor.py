@@ -36,6 +36,8 @@ class Tensor(NamedTuple):
     """Size of those tensors."""
     metadata: Mapping[str, str] = {}
     """What a safetensors file says beside its tensors: the same for all of them."""
+    in_groups: bool = False
+    """Rows of `shape` are groups of neighbours in a row of the matrix; how many are a row, only the model knows."""
 
     @property
     def bytes(self) -> int:

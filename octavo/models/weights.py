@@ -49,6 +49,7 @@ class Checkpoint(Protocol):
 
     def names(self) -> set[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
+    def in_groups(self, name: str) -> bool: ...
     def stored(self, name: str, index: int | None = None) -> Stored: ...
     def vector(self, name: str, index: int | None = None) -> F32: ...
 
@@ -197,7 +198,7 @@ def _problems(plan: list[Found], checkpoint: Checkpoint, allowed: list[str], exp
             near = difflib.get_close_matches(name, unused, 1, 0.8) if len(problems) < SHOWN else []
             problems.append(f"{name} is missing" + (f" (the checkpoint has {near[0]})" if near else ""))
     for name, shape in wanted:
-        if name in have and tuple(checkpoint.shape(name)) != shape:
+        if name in have and _lies(checkpoint, name, shape) != shape:
             problems.append(f"{name} has shape {list(checkpoint.shape(name))}, {list(shape)} is needed")
     return problems + [f"{name} is in the checkpoint, but this architecture does not use it" for name in unused]
 
@@ -212,6 +213,13 @@ def _shape(found: Found, experts: int) -> tuple[int, ...]:
     view = found.source.view
     shape = found.need.whole if view is None else view.shape(found.need.whole)
     return shape if found.source.expert is None else (experts, *shape)
+
+
+def _lies(checkpoint: Checkpoint, name: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a tensor; `wanted` where it says only its groups and these make whole rows of that."""
+    shape = tuple(checkpoint.shape(name))
+    fits = math.prod(shape) == math.prod(wanted) and len(shape) == len(wanted) == 2 and wanted[1] % shape[1] == 0
+    return wanted if fits and checkpoint.in_groups(name) else shape
 
 
 def may_round(path: str, leaf: Leaf) -> bool:
@@ -251,6 +259,9 @@ def _matrix(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], S
     """The whole matrix, as every rank takes its part of it."""
     _, name, (_, _, view, expert, _), _ = found
     stored = checkpoint.stored(name, expert)
+    if checkpoint.in_groups(name):
+        n_out, n_in = _shape(found, 1)[-2:]
+        stored = stored._replace(n_out=n_out, n_in=n_in, data=stored.data.reshape(n_out, -1))
     if view is not None:
         stored = view.matrix(stored)
     return stored if quantize is None else quantize(stored)

@@ -209,19 +209,7 @@ def _packed_floats(heads: Mapping[str, Head], scheme: Scheme) -> Layout:
         raise QuantError(f"weight_packed is {packed.kind}, which holds floats of 4 bits; the group says {scheme}")
     if scale.kind == "F8_E4M3":
         return nvfp4.layout_of(heads, ".weight_packed", ".weight_scale", ".weight_global_scale", divided=True)
-    n_out, half = packed.shape
-    if (packed.kind, scale.kind, scale.shape) != ("U8", "U8", (n_out, half // 16)) or half % 16:
-        raise QuantError(
-            f"weight_packed is {packed.kind} {list(packed.shape)} and weight_scale {scale.kind} {list(scale.shape)}; "
-            "uint8 [n_out, 16 n] and uint8 [n_out, n], or E4M3 [n_out, 2 n], are needed"
-        )
-    return Layout("MXFP4", (n_out, 2 * half), _build_mxfp4)
-
-
-def _build_mxfp4(parts: Mapping[str, Values]) -> Stored:
-    codes, scales = parts[".weight_packed"], parts[".weight_scale"]
-    rows = mxfp4.blocks_of(codes.reshape(-1, 16), scales.reshape(-1)).reshape(len(codes), -1)
-    return Stored("MXFP4", len(codes), 2 * codes.shape[1], rows)
+    return mxfp4.layout_of(heads, ".weight_packed", ".weight_scale")
 
 
 def _integers(heads: Mapping[str, Head], scheme: Scheme) -> Layout:

@@ -39,6 +39,8 @@ class Layout(NamedTuple):
     """From the tensors by ending, of one entry for a stack."""
     ending: str = ".weight"
     """Of the name it then has."""
+    in_groups: bool = False
+    """Rows of `shape` are groups of neighbours in a row of the matrix; how many are a row, only the model knows."""
 
 
 class Method(Protocol):

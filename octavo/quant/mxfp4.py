@@ -45,6 +45,25 @@ def blocks_of(codes: U8, scales: U8) -> U8:
     return out
 
 
+def layout_of(heads: Mapping[str, Head], weight: str, scale: str) -> Layout:
+    """The matrix whose codes are `heads[weight]` [n_out, 16 n], two in a byte, the first in its low half, and whose
+    scales are `heads[scale]` [n_out, n]. Raises QuantError."""
+    codes, scales = heads[weight], heads[scale]
+    *rows, half = codes.shape
+    if (codes.kind, scales.kind, scales.shape) != ("U8", "U8", (*rows, half // 16)) or half % 16 or len(rows) != 1:
+        raise QuantError(
+            f"{weight} is {codes.kind} {list(codes.shape)} and {scale} {scales.kind} {list(scales.shape)}; uint8 "
+            "[n_out, 16 n] and uint8 [n_out, n], or E4M3 [n_out, 2 n], are needed"
+        )
+
+    def build(parts: Mapping[str, Values]) -> Stored:
+        packed, powers = parts[weight], parts[scale]
+        blocks = blocks_of(packed.reshape(-1, 16), powers.reshape(-1)).reshape(len(packed), -1)
+        return Stored("MXFP4", len(packed), 2 * packed.shape[1], blocks)
+
+    return Layout("MXFP4", (*rows, 2 * half), build)
+
+
 class Mxfp4:
     """The experts of gpt-oss as they are published: stacks of codes NAME_blocks uint8 [E, n_out, n_in / 32, 16] and of
     scales NAME_scales uint8 [E, n_out, n_in / 32]."""

@@ -161,6 +161,9 @@ class Hidden:
         shape = self.real.shape(name.removesuffix("_") if name == self.renamed + "_" else name)
         return shape if name != self.reshaped else (shape[0] + 1, *shape[1:]) if shape else (1,)
 
+    def in_groups(self, name: str) -> bool:
+        return False
+
     def stored(self, name: str, index: int | None = None) -> Any:
         raise AssertionError("bytes were read before the names and shapes were checked")
 

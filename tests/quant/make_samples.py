@@ -1,8 +1,10 @@
-"""Writes `samples/`: matrices as bitsandbytes, HQQ and torchao save them, and the values that each reads back.
+"""Writes `samples/`: matrices as bitsandbytes, HQQ, ModelOpt, optimum-quanto and torchao save them, and the values that
+each reads back.
 
 Tests only read the files, so that these packages need not be installed for them. To write them again:
 
-    pip install --no-deps bitsandbytes==0.50.2 hqq==0.2.8.post1 torchao==0.18.0 termcolor
+    pip install --no-deps bitsandbytes==0.50.2 hqq==0.2.8.post1 torchao==0.18.0 termcolor \\
+        nvidia-modelopt==0.47.0 omegaconf pulp optimum-quanto==0.2.7
     python -m tests.quant.make_samples
 
 What a maker reads back is what its own Python code computes in float32. bitsandbytes' compiled CPU kernel is not asked:
@@ -137,7 +139,79 @@ def wide(weight: Any) -> Any:
     return weight.dequantize(torch.float32)
 
 
+def modelopt() -> None:
+    from modelopt.torch.export.quant_utils import to_quantized_weight
+    from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
+
+    tensors, values = {}, {}
+
+    def add(name: str, packed: Any, scale: Any, value: Any, **more: Any) -> None:
+        parts = {"weight": packed, "weight_scale": scale} | more
+        tensors.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
+        values[f"{name}.weight"] = value
+
+    weight = torch.randn(12, 96)
+    for kind, block in (("int4_awq", 32), ("w4a8_awq", 96), ("int4_awq", 16)):
+        by = weight.reshape(12, -1, block).abs().amax(-1) / 7
+        wide = by.repeat_interleave(block, 1)
+        packed = to_quantized_weight(weight, by, kind, block_size=block)
+        value = (weight / wide).round().clamp(-8, 7) * wide
+        add(f"{kind}.{block}", packed, by, value)
+        smooth = torch.rand(96) + 0.5
+        add(f"{kind}.{block}.smooth", packed.clone(), by.clone(), value * smooth, pre_quant_scale=smooth)
+    by = weight.abs().amax(-1) / 127
+    packed = to_quantized_weight(weight, by, "int8_sq")
+    add("int8", packed, by, packed * by[:, None])
+    large = torch.randn(128, 256)
+    by = large.reshape(1, 128, 2, 128).abs().amax((1, 3), keepdim=True) / 448
+    packed = to_quantized_weight(large, by, "fp8_pb_wo", block_size=128)
+    wide = by[:, 0, :, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    add("fp8_pb_wo", packed, by, packed.float() * wide)
+    by = weight.abs().amax(-1) / 448
+    packed = to_quantized_weight(weight, by, "fp8_pc_pt")
+    add("fp8_pc_pt", packed, by, packed.float() * by[:, None])
+    made, by = MXFP8QTensor.quantize(weight)
+    add("mxfp8", made._quantized_data, by, made.dequantize(torch.float32, scale=by))
+    made, by = MXFP4QTensor.quantize(weight, 32)
+    value = made.dequantize(torch.float32, scale=by, block_sizes={-1: 32})
+    add("mxfp4", made._quantized_data, by.reshape(12, -1), value)
+    made, by, whole = NVFP4QTensor.quantize(weight, 16)
+    value = made.dequantize(torch.float32, scale=by, double_scale=whole, block_sizes={-1: 16})
+    add("nvfp4", made._quantized_data, by, value, weight_scale_2=whole)
+    write("modelopt", tensors, values, {})
+
+
+def quanto() -> None:
+    from optimum.quanto import freeze, qfloat8, qint2, qint4, qint8, quantize
+
+    tensors, values = {}, {}
+    for kind in (qint8, qfloat8, qint4, qint2):
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in ((16, 256), (16, 96), (7, 160), (6, 32), (5, 200)):
+                name = f"{kind.name}.{str(dtype).removeprefix('torch.')}.{shape[0]}x{shape[1]}"
+                module = torch.nn.Sequential(torch.nn.Linear(shape[1], shape[0], bias=False)).to(dtype)
+                quantize(module, weights=kind)
+                freeze(module)
+                state = {k.removeprefix("0."): v for k, v in module.state_dict().items()}
+                tensors |= {f"{name}.{k}": v for k, v in state.items()}
+                values[f"{name}.weight"] = in_float(state)
+    write("quanto", tensors, values, {})
+
+
+def in_float(state: dict[str, Any]) -> Any:
+    """What `dequantize` of quanto computes, in float32; of less than 8 bits [groups, columns of one]."""
+    from optimum.quanto.tensor.packed import PackedTensor
+
+    scale = state["weight._scale"].float()
+    if "weight._data" in state:
+        return scale * state["weight._data"].float()
+    packed, groups = state["weight._data._data"], len(scale)
+    bits = 4 if 2 * len(packed) - groups in (0, 1) else 2
+    data = PackedTensor(packed, bits, (groups, packed.shape[1]), (packed.shape[1], 1)).unpack()
+    return scale * data - state["weight._shift"].float()
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for make in (bitsandbytes, hqq, torchao):
+    for make in (bitsandbytes, hqq, torchao, modelopt, quanto):
         make()

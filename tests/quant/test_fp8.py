@@ -163,8 +163,8 @@ def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_modelopt_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="quant_algo is 'W4A16_AWQ'; FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4"):
-        open_checkpoint(checkpoint(tmp_path, {}, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}))
+    with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4_SVD'; FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO"):
+        open_checkpoint(checkpoint(tmp_path, {}, {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}))
 
 
 def rounded(tensor: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
