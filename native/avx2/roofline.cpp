@@ -18,50 +18,57 @@ inline void touch(T& x) {
 
 int64_t multiply_float(int64_t rounds) {
     __m256 sums[kChains];
+#pragma GCC unroll 12
     for (__m256& sum : sums) sum = _mm256_setzero_ps();
     __m256 x = _mm256_set1_ps(0.5f), y = _mm256_set1_ps(0.25f);
     for (int64_t round = 0; round < rounds; ++round) {
         touch(x);
         touch(y);
 #pragma GCC unroll 12
-        for (__m256& sum : sums) sum = _mm256_fmadd_ps(x, y, sum);
+        for (int i = 0; i < kChains; ++i) sums[i] = _mm256_fmadd_ps(x, y, sums[i]);
     }
-    for (__m256& sum : sums) touch(sum);
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) touch(sums[i]);
     return rounds * kChains * 8 * 2;
 }
 
 int64_t multiply_int8(int64_t rounds) {
     __m256i sums[kChains];
+#pragma GCC unroll 12
     for (__m256i& sum : sums) sum = _mm256_setzero_si256();
     __m256i x = _mm256_set1_epi8(1), y = _mm256_set1_epi8(2);
     for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 12
-        for (__m256i& sum : sums) {
+        for (int i = 0; i < kChains; ++i) {
             touch(x);
-            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x, y));
+            sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(x, y));
         }
     }
-    for (__m256i& sum : sums) touch(sum);
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) touch(sums[i]);
     return rounds * kChains * 32 * 2;
 }
 
 int64_t multiply_int16(int64_t rounds) {
     __m256i sums[kChains];
+#pragma GCC unroll 12
     for (__m256i& sum : sums) sum = _mm256_setzero_si256();
     __m256i x = _mm256_set1_epi16(1), y = _mm256_set1_epi16(2);
     for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 12
-        for (__m256i& sum : sums) {
+        for (int i = 0; i < kChains; ++i) {
             touch(x);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+            sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(x, y));
         }
     }
-    for (__m256i& sum : sums) touch(sum);
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) touch(sums[i]);
     return rounds * kChains * 16 * 2;
 }
 
 void read(const uint8_t* data, int64_t bytes) {
     __m256i sums[4];
+#pragma GCC unroll 12
     for (__m256i& sum : sums) sum = _mm256_setzero_si256();
     for (int64_t at = 0; at + 128 <= bytes; at += 128) {
 #pragma GCC unroll 4
@@ -70,7 +77,8 @@ void read(const uint8_t* data, int64_t bytes) {
             sums[i] = _mm256_xor_si256(sums[i], _mm256_loadu_si256(from));
         }
     }
-    for (__m256i& sum : sums) touch(sum);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) touch(sums[i]);
 }
 
 }  // namespace
