@@ -13,10 +13,14 @@ from octavo.checkpoint.multimodal import text_model
 from octavo.checkpoint.pickled import read_bin
 from octavo.checkpoint.quantized import quantized, without_cache_scales
 from octavo.checkpoint.safetensors import read_safetensors
-from octavo.checkpoint.tensor import Tensor
+from octavo.checkpoint.tensor import Tensor, check_regular
 
 _MAX_JSON = 200_000_000
 """Bytes; an index of 10^6 tensors has 100 MB."""
+
+
+_MAX_NAME = 63
+"""Characters of a file's name, of which some take four bytes: systems allow 255 bytes."""
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -36,6 +40,7 @@ def open_folder(folder: Path) -> Checkpoint:
 def read_json(path: Path, hint: str) -> dict[str, Any]:
     """A file that holds one JSON object; `hint` is said when it is absent."""
     try:
+        check_regular(path)
         if path.stat().st_size > _MAX_JSON:
             raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes: too large to be right.")
         content = json.loads(path.read_bytes())
@@ -95,10 +100,10 @@ def _sharded(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str
         raise CheckpointError(f"{index} has no weight_map that names a file for each tensor. Download it again.")
     files: dict[str, dict[str, Tensor]] = {}
     for file in sorted(set(where.values())):
-        if Path(file).name != file:
-            raise CheckpointError(f"{index} names {file!r}, which is not a file of its folder.")
+        if not file or Path(file).name != file or "\0" in file or len(file) > _MAX_NAME:
+            raise CheckpointError(f"{index} names {file[:_MAX_NAME]!r}, which is not a file of its folder.")
         if not (index.parent / file).exists():
-            raise CheckpointError(f"{index} lists {file}, which is not in the folder. Complete the download.")
+            raise CheckpointError(f"{index} lists {file!r}, which is not in the folder. Complete the download.")
         files[file] = read(index.parent / file)
     for name, file in where.items():
         if name not in files[file]:

@@ -88,7 +88,9 @@ def quantized(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str
             layout = method.layout(module, {e: _head(t) for e, t in parts.items()})
         except QuantError as error:
             raise CheckpointError(f"{where}: {module!r} cannot be read as {method.name}: {error}") from None
-        out[module + layout.ending] = Tensor(
+        if (name := module + layout.ending) in out:
+            raise CheckpointError(f"{where}: {name!r} is there twice, as it is and as {method.name} keeps it. {AGAIN}")
+        out[name] = Tensor(
             layout.kind,
             layout.shape,
             np.zeros(0, np.uint8),
@@ -115,7 +117,11 @@ def without_cache_scales(config: Mapping[str, Any], tensors: dict[str, Tensor]) 
 
 def find(said: Any) -> Method:
     """What reads a checkpoint with this quantization_config. Raises CheckpointError that lists the known methods."""
-    name = said.get("quant_method") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or not isinstance(name := said.get("quant_method"), str):
+        raise CheckpointError(
+            f"quantization_config is {str(said)[:200]}; an object with a quant_method is needed. Download config.json "
+            "again."
+        )
     if name not in METHODS:
         raise CheckpointError(
             f"the checkpoint is quantized with {name!r}, which cannot be read; known are {', '.join(METHODS)} and GGUF "

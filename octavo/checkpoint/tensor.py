@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +46,14 @@ class Tensor(NamedTuple):
         return self.data.nbytes + self.joined_bytes
 
 
+def check_regular(path: Path) -> None:
+    """Refuse what never ends or never begins when it is read: devices, pipes, sockets, also behind links. Raises
+    CheckpointError, and OSError where nothing is there."""
+    if not stat.S_ISREG(mode := path.stat().st_mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+        raise CheckpointError(f"{path} cannot be read: it is {what}, not a file. Put the file itself in its place.")
+
+
 def map_file(path: Path) -> U8:
     """The bytes of a file as a read-only uint8 array; nothing is read until it is looked at.
 
@@ -52,12 +61,15 @@ def map_file(path: Path) -> U8:
     and for the pointer that Git LFS leaves in place of a file.
     """
     try:
+        check_regular(path)
         with path.open("rb") as file:
             data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist.") from None
     except OSError as e:
         raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from e
+    except CheckpointError:
+        raise
     except ValueError:
         raise CheckpointError(f"{path} is empty. {AGAIN}") from None
     if data[:64].tobytes().startswith(b"version https://git-lfs"):

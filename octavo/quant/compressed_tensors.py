@@ -93,6 +93,8 @@ class CompressedTensors:
         weight = heads.get(".weight_packed") or heads.get(".weight")
         if weight is None or scale is None:
             raise QuantError("it has no weight_scale" if scale is None else "it has neither weight nor weight_packed")
+        if ".weight" in heads and ".weight_packed" in heads:
+            raise QuantError("it has both weight and weight_packed")
         if len(weight.shape) != 2:
             raise QuantError(f"its weight has the shape {list(weight.shape)}; a matrix is needed")
         if not scheme.symmetric and ".weight_zero_point" not in heads:
@@ -212,11 +214,18 @@ def _packed_floats(heads: Mapping[str, Head], scheme: Scheme) -> Layout:
     return mxfp4.layout_of(heads, ".weight_packed", ".weight_scale")
 
 
+def _check_scales(heads: Mapping[str, Head]) -> None:
+    """Of integers."""
+    if (kind := heads[".weight_scale"].kind) not in grouped.FLOATS:
+        raise QuantError(f"weight_scale has the type {kind}; {', '.join(grouped.FLOATS)} can be read")
+
+
 def _integers(heads: Mapping[str, Head], scheme: Scheme) -> Layout:
+    _check_scales(heads)
     n_out, n_in = heads[".weight"].shape
     shares, zeros = _shares(heads, n_out, n_in, scheme), heads.get(".weight_zero_point")
-    if zeros is not None and zeros.shape != heads[".weight_scale"].shape:
-        raise QuantError(f"weight_zero_point {list(zeros.shape)} has not the shape of weight_scale")
+    if zeros is not None and (zeros.kind, zeros.shape) != ("I8", heads[".weight_scale"].shape):
+        raise QuantError(f"weight_zero_point is {zeros.kind} {list(zeros.shape)}; int8 as weight_scale's is needed")
     form = affine.fitting(8, n_in, min(shares.columns, n_in))
     return Layout(form.name if form else "F32", (n_out, n_in), partial(_build_integers, form, shares))
 
@@ -225,9 +234,18 @@ def _build_integers(form: Affine | None, shares: Grid, parts: Mapping[str, Value
     return _affine(form, shares, parts[".weight"], parts[".weight_scale"], parts.get(".weight_zero_point"))
 
 
+def _columns(shape: Head, n_out: int) -> int:
+    """Which the tensor weight_shape says, as rows are filled up to whole words."""
+    sizes = shape.values().reshape(-1).tolist() if shape.kind in grouped.INTEGERS else []
+    if len(sizes) != 2 or sizes[0] != n_out:
+        raise QuantError(f"weight_shape is {shape.kind} {sizes or list(shape.shape)} for {n_out} rows; two are needed")
+    return int(sizes[1])
+
+
 def _packed(heads: Mapping[str, Head], scheme: Scheme) -> Layout:
+    _check_scales(heads)
     bits, (n_out, words) = scheme.bits, heads[".weight_packed"].shape
-    n_in = int(heads[".weight_shape"].values()[-1]) if ".weight_shape" in heads else words * 32 // bits
+    n_in = _columns(heads[".weight_shape"], n_out) if ".weight_shape" in heads else words * 32 // bits
     if scheme.kind != "int" or words != grouped.words(n_in, bits):
         raise QuantError(
             f"weight_packed is int32 {[n_out, words]} for {n_in} columns; the group says {scheme.kind} of {bits} bits, "

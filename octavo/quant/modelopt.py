@@ -136,7 +136,8 @@ def _pairs(weight: Head, scale: Head) -> Layout:
 
 def read(config: Mapping[str, Any]) -> ModelOpt:
     """Of quantization_config, or of hf_quant_config.json, which has it under "quantization". Raises QuantError."""
-    said = (config.get("quantization") or config).get("quant_algo")
+    holder = config.get("quantization") or config
+    said = holder.get("quant_algo") if isinstance(holder, dict) else None
     if str(said).upper() not in ALGORITHMS:
         raise QuantError(f"quant_algo is {said!r}; {', '.join(ALGORITHMS)} can be read")
     return ModelOpt()

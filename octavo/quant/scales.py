@@ -51,6 +51,7 @@ def _step(size: int, count: int, step: int) -> int:
 
 def power(exponents: Values) -> F32:
     """2^(e - 127) of uint8 e: scales in E8M0 (Open Compute Project, "Microscaling formats"); 255 is NaN there."""
-    values: F32 = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    with np.errstate(over="ignore"):  # of 255
+        values: F32 = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
     values[exponents == 255] = np.nan
     return values

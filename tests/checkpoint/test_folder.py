@@ -101,7 +101,7 @@ def test_files_that_no_index_names_are_not_read(which: str, llama: Path, sharded
 def test_missing_shard(sharded: Path) -> None:
     shard = sorted(sharded.glob("model-*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"lists {shard.name}, which is not in the folder. Complete"):
+    with pytest.raises(CheckpointError, match=f"lists '{shard.name}', which is not in the folder. Complete"):
         open_checkpoint(sharded)
 
 

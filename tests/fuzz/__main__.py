@@ -50,7 +50,7 @@ def _guided(name: str, seconds: int, folder: Path) -> None:
         f"-max_total_time={seconds}",
         f"-timeout={SLOW}",
         f"-rss_limit_mb={MEMORY >> 20}",
-        "-max_len=65536",
+        "-max_len=262144",
         f"-artifact_prefix={FOUND}/{name}-",
         "-print_final_stats=0",
     ]

@@ -1,4 +1,4 @@
-"""What is fuzzed: a target takes the bytes of a file and opens it as start-up would, up to the reading of weights."""
+"""What is fuzzed: a target takes the bytes of files and opens them as start-up would, up to the packing of weights."""
 
 from __future__ import annotations
 
@@ -16,45 +16,18 @@ import torch
 from safetensors.numpy import save
 
 from octavo.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from octavo.devices.cpu.device import CpuDevice
 from octavo.layers.rope import RopeError
 from octavo.models.config import ModelConfigError
 from octavo.models.registry import find
-from octavo.models.weights import LoadError, fit
+from octavo.models.weights import LoadError, fit, load
 from octavo.text.gguf_tokenizer import from_gguf
 from octavo.text.tokenizer import TokenizerError
 from tests.fuzz import mutation
+from tests.fuzz.quantized import HIDDEN, LLAMA, SHAPES, VOCABULARY, checkpoints
 
 CLEAR = (CheckpointError, ModelConfigError, LoadError, RopeError, TokenizerError)
 """What may be said of a broken file."""
-
-HIDDEN, VOCABULARY = 64, 48
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 256,
-    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-    "tie_word_embeddings": True,
-}
-SHAPES = {
-    "model.embed_tokens": (VOCABULARY, HIDDEN),
-    "model.norm": (HIDDEN,),
-    "model.layers.0.input_layernorm": (HIDDEN,),
-    "model.layers.0.post_attention_layernorm": (HIDDEN,),
-    "model.layers.0.self_attn.q_proj": (64, HIDDEN),
-    "model.layers.0.self_attn.k_proj": (32, HIDDEN),
-    "model.layers.0.self_attn.v_proj": (32, HIDDEN),
-    "model.layers.0.self_attn.o_proj": (HIDDEN, 64),
-    "model.layers.0.mlp.gate_proj": (96, HIDDEN),
-    "model.layers.0.mlp.up_proj": (96, HIDDEN),
-    "model.layers.0.mlp.down_proj": (HIDDEN, 96),
-}
-"""Of the matrices and vectors of a Llama."""
 
 
 class Target(NamedTuple):
@@ -71,12 +44,21 @@ class Target(NamedTuple):
         return mutation.of_bytes(data, rng, rng.choice(self.corpus()))
 
 
+@functools.cache
+def device() -> CpuDevice:
+    """That packs the weights: kernels must not be led outside of their memory."""
+    return CpuDevice(1, "int8")
+
+
 def look(checkpoint: Checkpoint) -> None:
-    """Do what start-up does before weights are packed, then read every tensor."""
+    """Do what start-up does up to the packing of weights, then read every tensor."""
     architecture = find(checkpoint.config)
     config = architecture.config(checkpoint.config)
     model = architecture.make(config, min(config.max_position_embeddings, 4096))
-    fit(model, checkpoint, architecture.names(config), architecture.ignore(config))
+    ignore = architecture.ignore(config)
+    _, problems = fit(model, checkpoint, architecture.names(config), ignore)
+    if not problems:
+        load(model, checkpoint, architecture.names(config), device(), ignore)
     for name in sorted(checkpoint.names()):
         try:
             checkpoint.vector(name)
@@ -138,77 +120,20 @@ def _run_config(data: bytes, folder: Path) -> None:
 # -- quantized: a config, a zero byte, a safetensors file
 
 
-@functools.cache
-def _quantized() -> list[bytes]:
-    rng = np.random.default_rng(0)
-    rest = {name: value for name, value in _arrays().items() if "_proj" not in name}
-
-    def of(name: str, parts: dict[str, Any]) -> dict[str, Any]:
-        return {f"{name}.{ending}": value for ending, value in parts.items()}
-
-    def bits(*shape: int) -> Any:
-        return rng.integers(-(2**31), 2**31, shape, np.int32)
-
-    def scales(*shape: int) -> Any:
-        return rng.standard_normal(shape).astype(np.float16)
-
-    def all_of(make: Callable[[int, int], dict[str, Any]]) -> dict[str, Any]:
-        out = dict(rest)
-        for name, shape in SHAPES.items():
-            if "_proj" in name:
-                out.update(of(name, make(shape[0], shape[1])))
-        return out
-
-    gptq = all_of(
-        lambda n, k: {
-            "qweight": bits(k // 8, n),
-            "qzeros": bits(k // 32, n // 8),
-            "scales": scales(k // 32, n),
-            "g_idx": np.arange(k, dtype=np.int32) // 32,
-        }
-    )
-    awq = all_of(
-        lambda n, k: {"qweight": bits(k, n // 8), "qzeros": bits(k // 32, n // 8), "scales": scales(k // 32, n)}
-    )
-    fp8 = all_of(
-        lambda n, k: {
-            "weight": rng.integers(0, 256, (n, k), np.uint8),
-            "weight_scale_inv": np.ones((-(-n // 32), -(-k // 32)), np.float32),
-        }
-    )
-    mxfp4 = {
-        **_arrays(),
-        "e_blocks": rng.integers(0, 256, (2, 4, 3, 16), np.uint8),
-        "e_scales": rng.integers(0, 256, (2, 4, 3), np.uint8),
-    }
-    said: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}, gptq),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, awq),
-        ({"quant_method": "fp8", "weight_block_size": [32, 32], "fmt": "e4m3"}, fp8),
-        ({"quant_method": "mxfp4"}, mxfp4),
-    ]
-    return [json.dumps({**LLAMA, "quantization_config": q}).encode() + b"\0" + _saved(t) for q, t in said]
-
-
-def _saved(tensors: dict[str, Any]) -> bytes:
-    """In a file; what ends in .weight and is bytes becomes floats of 8 bits, which numpy has no type for."""
-    data = save(tensors)
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    for name, entry in header.items():
-        if name.endswith(".weight") and entry["dtype"] == "U8":
-            entry["dtype"] = "F8_E4M3"
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
-
-
 def _made_quantized(rng: random.Random) -> bytes:
-    config, _, tensors = rng.choice(_quantized()).partition(b"\0")
-    if rng.random() < 0.5:
+    """A configuration or tensors that are wrong, or both, of one method or of two."""
+    config, _, tensors = rng.choice(checkpoints()).partition(b"\0")
+    kind = rng.randrange(4)
+    if kind == 3:
+        config, _, _ = rng.choice(checkpoints()).partition(b"\0")
+    if kind in (0, 2):
         said = json.loads(config)
         said["quantization_config"] = mutation.of_json(said["quantization_config"], rng)
-        return json.dumps(said).encode() + b"\0" + tensors
-    return config + b"\0" + mutation.of_safetensors(tensors, rng)
+        config = json.dumps(said).encode()
+    if kind > 0:
+        change = mutation.of_tensors if rng.random() < 0.8 else mutation.of_safetensors
+        tensors = change(tensors, rng)
+    return config + b"\0" + tensors
 
 
 def _run_quantized(data: bytes, folder: Path) -> None:
@@ -318,13 +243,56 @@ def _run_gguf(data: bytes, folder: Path) -> None:
         look(checkpoint)
 
 
+# -- GGUF in two files: the length of the first, as 4 bytes, before both
+
+
+def _two_files(first: mutation.Pairs, second: mutation.Pairs) -> tuple[bytes, bytes]:
+    """The model cut after its third tensor, with these metadata in the parts."""
+    pairs, infos, data = gguf_parts("llama")
+    _, _, _, cut = infos[3]
+    later = [(name, shape, number, offset - cut) for name, shape, number, offset in infos[3:]]
+    return mutation.gguf_file([*pairs, *first], infos[:3], data[:cut]), mutation.gguf_file(second, later, data[cut:])
+
+
+def _split(number: int) -> mutation.Pairs:
+    return [("split.no", "u16", number), ("split.count", "u16", 2), ("split.tensors.count", "i32", len(SHAPES))]
+
+
+def _joined(first: bytes, second: bytes) -> bytes:
+    return len(first).to_bytes(4, "little") + first + second
+
+
+@functools.cache
+def _splits() -> list[bytes]:
+    return [_joined(*_two_files(_split(0), _split(1)))]
+
+
+def _made_split(rng: random.Random) -> bytes:
+    parts = [mutation.of_pairs(_split(number), rng) if rng.random() < 0.7 else _split(number) for number in (0, 1)]
+    first, second = _two_files(*parts)
+    if rng.random() < 0.3:
+        second = mutation.of_bytes(second, rng, first)
+    return _joined(first, second)
+
+
+def _run_split(data: bytes, folder: Path) -> None:
+    size = int.from_bytes(data[:4], "little")
+    names = [folder / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name, content in zip(names, (data[4 : 4 + size], data[4 + size :]), strict=True):
+        name.write_bytes(content)
+    with open_checkpoint(names[0]) as checkpoint:
+        look(checkpoint)
+
+
 # -- .bin
 
 
 @functools.cache
 def _bins() -> list[bytes]:
+    whole = {f"{name}.weight": torch.ones(shape, dtype=torch.float16) for name, shape in SHAPES.items()}
+    small = {"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16), "c": torch.nn.Parameter(torch.ones(2))}
     out = []
-    for content in ({"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}, {"state_dict": {}}):
+    for content in (whole, small, {"state_dict": {}}):
         buffer = io.BytesIO()
         torch.save(content, buffer)
         out.append(buffer.getvalue())
@@ -334,6 +302,18 @@ def _bins() -> list[bytes]:
     return [*out, buffer.getvalue()]
 
 
+def _made_bin(rng: random.Random) -> bytes:
+    """An archive that is right, with another pickle."""
+    with zipfile.ZipFile(io.BytesIO(_bins()[rng.randrange(2)])) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in entries.items():
+            changed = mutation.of_pickle(content, rng) if name.endswith("data.pkl") else content
+            archive.writestr(name, changed)
+    return buffer.getvalue()
+
+
 def _run_bin(data: bytes, folder: Path) -> None:
     _folder(folder, json.dumps(LLAMA).encode(), "pytorch_model.bin", data)
 
@@ -341,7 +321,8 @@ def _run_bin(data: bytes, folder: Path) -> None:
 TARGETS = {
     "safetensors": Target(_safetensors, _run_safetensors, _made_safetensors),
     "gguf": Target(_ggufs, _run_gguf, _made_gguf),
-    "quantized": Target(_quantized, _run_quantized, _made_quantized),
-    "bin": Target(_bins, _run_bin),
+    "quantized": Target(checkpoints, _run_quantized, _made_quantized),
+    "gguf-parts": Target(_splits, _run_split, _made_split),
+    "bin": Target(_bins, _run_bin, _made_bin),
     "config": Target(_configs, _run_config, _made_config),
 }
