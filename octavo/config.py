@@ -226,7 +226,7 @@ class EngineConfig:
     threads: int | None = _option(
         None,
         "device",
-        "Compute threads. Default: OMP_NUM_THREADS, else the CPUs this process may use.",
+        "Compute threads. Default: OMP_NUM_THREADS, else the cores this process may use.",
         kind=int,
         least=1,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -79,11 +82,57 @@ def test_cgroup_quotas(tmp_path: Path, cgroup: str, files: dict[str, str], expec
 def test_the_thread_count_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
     quota = _fake_root(tmp_path, "0::/\n", {"sys/fs/cgroup/cpu.max": "250000 100000"})
-    assert allowed_cpus(quota) == (2, "the cgroup quota is 2.5 CPUs, of 4 the process may run on")
+    assert allowed_cpus(quota) == (2, "the cgroup quota is 2.5 CPUs, and the process may run on 4 CPUs")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("20000 100000")
     assert allowed_cpus(quota).threads == 1
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000")
     assert allowed_cpus(quota) == (4, "the process may run on 4 CPUs")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "siblings", "expected"),
+    [
+        ({0, 1, 2, 3}, ["0,2", "1,3", "0,2", "1,3"], (2, "the process may run on 2 cores with 4 CPUs")),
+        ({0, 1, 2, 3}, ["0-1", "0-1", "2-3", "2-3"], (2, "the process may run on 2 cores with 4 CPUs")),
+        ({0, 1}, ["0,2", "1,3", "0,2", "1,3"], (2, "the process may run on 2 CPUs")),  # of each core one
+        ({1, 3}, ["0,2", "1,3", "0,2", "1,3"], (1, "the process may run on 1 core with 2 CPUs")),
+        ({3}, ["0,2", "1,3", "0,2", "1,3"], (1, "the process may run on 1 CPU")),
+        ({0, 1, 2}, ["0,2", "1", "0,2"], (2, "the process may run on 2 cores with 3 CPUs")),
+        ({0, 1}, ["nonsense", ""], (2, "the process may run on 2 CPUs")),
+        ({0, 1}, [], (2, "the process may run on 2 CPUs")),
+    ],
+)
+def test_hyper_threads_of_a_core_count_once(
+    allowed: set[int], siblings: list[str], expected: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: allowed)
+    files = {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": s + "\n" for i, s in enumerate(siblings)}
+    assert allowed_cpus(_fake_root(tmp_path, "", files)) == expected
+
+
+def test_a_quota_above_the_cores_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    files = {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 2},{i % 2 + 2}" for i in range(4)}
+    files["sys/fs/cgroup/a/cpu.max"] = "300000 100000"
+    root = _fake_root(tmp_path, "0::/a\n", files)
+    assert allowed_cpus(root).threads == 2
+    (root / "sys/fs/cgroup/cpu.max").write_text("150000 100000")  # of the group above
+    assert allowed_cpus(root) == (
+        1,
+        "the cgroup quota is 1.5 CPUs, and the process may run on 2 cores with 4 CPUs",
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+def test_an_affinity_mask_is_respected() -> None:
+    """As `taskset` sets it: the threads of the pool inherit it."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from octavo.devices.cpu.device import CpuDevice; device = CpuDevice();"
+        "more = CpuDevice(3); masks = {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')};"
+        "print(device.threads, len(masks), len(next(iter(masks))))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize("threads", [0, -1, 100_000])

@@ -15,21 +15,39 @@ class AllowedCpus(NamedTuple):
 
 
 def allowed_cpus(root: Path = Path("/")) -> AllowedCpus:
-    """The smaller of the CPUs this process may be scheduled on and the whole CPUs of its cgroup quota; at least 1.
+    """The smaller of the cores this process may be scheduled on and the whole CPUs of its cgroup quota; at least 1.
 
-    More threads than that would wait for one another: a step is as slow as its slowest worker. `root` is where
-    /proc and /sys are looked up.
+    More threads than that would wait for one another: a step is as slow as its slowest worker. Of the hyper-threads of
+    a core one counts: products keep the units that they share busy, and the system runs threads on cores of their own
+    while there are any. `root` is where /proc and /sys are looked up.
     """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = len({_core(cpu, root) & cpus for cpu in cpus})
+    where = f"{cores} {'core' if cores == 1 else 'cores'}" if cores < len(cpus) else _cpus(cores)
+    reason = f"the process may run on {where}" + (f" with {_cpus(len(cpus))}" if cores < len(cpus) else "")
     quota = cgroup_cpus(root)
-    if quota is None or quota >= affinity:
-        return AllowedCpus(affinity, f"the process may run on {affinity} {_cpus(affinity)}")
-    threads = max(1, int(quota))
-    return AllowedCpus(threads, f"the cgroup quota is {quota:g} CPUs, of {affinity} the process may run on")
+    if quota is None or quota >= cores:
+        return AllowedCpus(cores, reason)
+    return AllowedCpus(max(1, int(quota)), f"the cgroup quota is {quota:g} CPUs, and {reason}")
 
 
 def _cpus(count: int) -> str:
-    return "CPU" if count == 1 else "CPUs"
+    return f"{count} {'CPU' if count == 1 else 'CPUs'}"
+
+
+def _core(cpu: int, root: Path) -> frozenset[int]:
+    """The hyper-threads of the core that `cpu` is one of; `cpu` alone where the system does not say."""
+    try:
+        text = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        return frozenset({cpu}.union(*(_range(part) for part in text.strip().split(","))))
+    except (OSError, ValueError):
+        return frozenset({cpu})
+
+
+def _range(text: str) -> range:
+    """Of "4" or "4-7"."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def cgroup_cpus(root: Path) -> float | None:
