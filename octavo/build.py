@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from octavo.models.weights import LoadError, load, quantizable
 from octavo.ops.contract import CompiledModel, Profiled, Stored
 from octavo.quant import about_rewriting, rewritten
 from octavo.quant.onload import RULES, Rule, quantize, saved
-from octavo.resolve import Resolved, activations, check_quantization, resolve
+from octavo.resolve import Resolved, activations, check_quantization, resolve, with_scales
 from octavo.runtime.executor import Local
 from octavo.runtime.runner import Runner
 from octavo.text.gguf_tokenizer import from_gguf
@@ -222,7 +222,6 @@ def form_of(config: EngineConfig, checkpoint: Checkpoint) -> Form:
     notes = (
         f"{architecture.name}, {model.layers} layers, {checkpoint.total_bytes / 2**20:.0f} MiB of "
         f"{'/'.join(sorted(kinds))} weights",
-        *checkpoint.notes,
         *([f"matrices quantized while loading: {rule.about}"] if rule else []),
         *filter(None, map(about_rewriting, sorted(kinds))),
     )
@@ -239,7 +238,9 @@ def size_here(config: EngineConfig, checkpoint: Checkpoint, form: Form) -> Resol
         free += int(
             saved(rule, form.kinds) * products + (saved(rule.tables, form.kinds) * tables if rule.tables else 0)
         )
-    return resolve(config, form.config, layout.groups, layout.kv, max(free, 0), source)
+    sizes = resolve(config, form.config, layout.groups, layout.kv, max(free, 0), source, checkpoint.cache.wanted)
+    spec, notes = with_scales(sizes.kv, layout.caches, checkpoint.cache)
+    return replace(sizes, kv=spec, notes=(*sizes.notes, *notes))
 
 
 def build(config: EngineConfig, on_progress: Progress | None = None) -> Built:

@@ -343,7 +343,7 @@ def _on_gpus(
         room = budget if budget is not None else 1 << 62
         asked = replace(config, kv_cache_memory_bytes=config.kv_cache_memory_bytes or budget)
         try:
-            resolved = resolve(asked, c, model.groups, model.kv, room, f"left on {place}")
+            resolved = resolve(asked, c, model.groups, model.kv, room, f"left on {place}", checkpoint.cache.wanted)
         except ConfigError as error:
             warnings.append(f"{place}: {error}.")
             return ()

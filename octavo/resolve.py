@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.models.config import ModelConfig
-from octavo.ops.contract import BatchLimits, KVShape, KVSpec
+from octavo.ops.contract import F32, BatchLimits, KVScales, KVShape, KVSpec
 from octavo.quant import GGUF_QUANTIZED, LARGE_INTEGERS, QUANTIZED_FLOATS, SMALL_INTEGERS, multiplied_as
 from octavo.types import KVGroup
 
@@ -155,6 +158,58 @@ def resolve(
         kv_bytes=sizes.bytes(blocks),
         notes=tuple(notes),
     )
+
+
+class Scales(Protocol):
+    """What a checkpoint has for an FP8 KV cache."""
+
+    def of(self, layer: int, whose: str) -> F32 | None:
+        """Of the keys ("k") or values ("v") of a layer: one number, or one for each KV head; None: it has none."""
+
+
+def with_scales(spec: KVSpec, layers: Sequence[int], scales: Scales) -> tuple[KVSpec, tuple[str, ...]]:
+    """`spec` with the checkpoint's scales where it is FP8, and what start-up says of them. `layers`: of each cache the
+    layer that writes it.
+
+    Where only keys or only values have scales, these serve both, and 1 where neither has, as in vLLM. Raises
+    ConfigError for scales that do not fit the cache.
+    """
+    found = [(layer, scales.of(layer, "k"), scales.of(layer, "v")) for layer in layers]
+    have = sum(k is not None or v is not None for _, k, v in found)
+    if not spec.dtype.startswith("fp8"):
+        unused = (
+            f"the checkpoint's scales of an FP8 KV cache are not used in {spec.dtype} (--kv-cache-dtype fp8 uses them)"
+        )
+        return spec, (unused,) if have else ()
+    own = tuple(KVScales(_of_heads(spec, layer, k, v), _of_heads(spec, layer, v, k)) for layer, k, v in found)
+    if spec.latent:
+        own = tuple(scale._replace(v=()) for scale in own)
+    missing = len(found) - have
+    notes = [f"scales of the KV cache from the checkpoint for {have} of {len(found)} layers"] if have else []
+    if missing:
+        notes.append(
+            f"{'all' if missing == len(found) else missing} layers have no scales of the KV cache in the checkpoint: "
+            f"keys and values are rounded to {spec.dtype} as they are"
+        )
+    return spec._replace(scales=own), tuple(notes)
+
+
+def _of_heads(spec: KVSpec, layer: int, scales: F32 | None, others: F32 | None) -> tuple[float, ...]:
+    """A scale for each KV head."""
+    given = scales if scales is not None else others
+    if given is None:
+        return (1.0,) * spec.kv_heads
+    if given.size not in (1, spec.kv_heads):
+        raise ConfigError(
+            f"layer {layer} of the checkpoint has {given.size} scales of an FP8 KV cache for {spec.kv_heads} KV heads: "
+            "choose --kv-cache-dtype float16"
+        )
+    if not (np.isfinite(given).all() and (given > 0).all()):
+        raise ConfigError(
+            f"a scale of the FP8 KV cache of layer {layer} in the checkpoint is {given.min()}, which is no positive "
+            "number: choose --kv-cache-dtype float16"
+        )
+    return tuple(np.broadcast_to(given, spec.kv_heads).tolist())
 
 
 class _Sizes:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from octavo.checkpoint.cache_scales import NO_SCALES, CacheScales
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
@@ -36,7 +37,7 @@ class Checkpoint:
         generation_config: dict[str, Any],
         tensors: Mapping[str, Tensor],
         metadata: dict[str, Any] | None = None,
-        notes: tuple[str, ...] = (),
+        cache: CacheScales = NO_SCALES,
     ) -> None:
         self.path = path
         self.style: str = style
@@ -46,8 +47,8 @@ class Checkpoint:
         """The content of generation_config.json; {} when there is none."""
         self.metadata = metadata
         """GGUF only: the file's own keys and values; arrays of numbers are numpy arrays."""
-        self.notes = notes
-        """What start-up should say about the files."""
+        self.cache = cache
+        """What it says of an FP8 KV cache."""
         self._tensors = dict(tensors)
 
     def names(self) -> set[str]:

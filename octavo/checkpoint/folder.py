@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from octavo.checkpoint import cache_scales
 from octavo.checkpoint.checkpoint import Checkpoint
 from octavo.checkpoint.errors import CheckpointError, believing
 from octavo.checkpoint.multimodal import text_model
 from octavo.checkpoint.pickled import read_bin
-from octavo.checkpoint.quantized import quantized, without_cache_scales
+from octavo.checkpoint.quantized import quantized
 from octavo.checkpoint.safetensors import read_safetensors
 from octavo.checkpoint.tensor import Tensor, check_regular
 
@@ -32,9 +33,9 @@ def open_folder(folder: Path) -> Checkpoint:
         said = _quantization(folder, config)
         if said is not None:
             config = {**config, "quantization_config": said}
-        weights, note = without_cache_scales(config, _weights(folder))
+        weights, cache = cache_scales.split(config, _weights(folder))
         config, tensors = text_model(config, quantized(config, weights))
-    return Checkpoint(folder, "hf", config, generation_config, tensors, notes=(note,) if note else ())
+    return Checkpoint(folder, "hf", config, generation_config, tensors, cache=cache)
 
 
 def read_json(path: Path, hint: str) -> dict[str, Any]:

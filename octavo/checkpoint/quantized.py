@@ -45,9 +45,6 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
 }
 """quant_method of config.json -> what reads the rest of quantization_config."""
 
-CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale", ".k_zero_point", ".v_zero_point")
-"""What the names of scales of an FP8 KV cache end in."""
-
 _DTYPES: dict[str, Any] = {
     "F64": "<f8",
     "F32": "<f4",
@@ -100,19 +97,6 @@ def quantized(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str
             in_groups=layout.in_groups,
         )
     return out
-
-
-def without_cache_scales(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """`tensors` of a quantized checkpoint less the scales of an FP8 KV cache, and the sentence that says so, or ""."""
-    if not config.get("quantization_config"):
-        return tensors, ""
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(CACHE_SCALES)}
-    if len(kept) == len(tensors):
-        return tensors, ""
-    return kept, (
-        f"{len(tensors) - len(kept)} scales of an FP8 KV cache in the checkpoint are not needed: keys and values are "
-        "kept as float16 or float32"
-    )
 
 
 def find(said: Any) -> Method:

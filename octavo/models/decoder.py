@@ -118,6 +118,8 @@ class Decoder(Layer):
         kinds = sorted(set(spans))
         owners = [i for i, b in enumerate(self.blocks) if b.attn.source is None]
         self.groups = tuple(KVGroup(tuple(n for n, i in enumerate(owners) if spans[i] == kind), kind) for kind in kinds)
+        self.caches = tuple(owners)
+        """Of each KV cache the layer that writes it."""
         for i, b in enumerate(self.blocks):
             source = i if b.attn.source is None else b.attn.source
             b.attn.place(owners.index(source), kinds.index(spans[i]))

@@ -20,6 +20,7 @@ from octavo.models.registry import find
 from octavo.models.weights import load
 from octavo.ops.contract import BatchArrays, BatchLimits, CompiledModel, Device, KVSpec, Stored
 from octavo.parallel.rank import Rank
+from octavo.resolve import with_scales
 from tests.models import families
 from tests.models.variant import Variant
 
@@ -111,6 +112,7 @@ class Loaded:
                 self.model.split(rank)
             names, ignore = architecture.names(self.config), architecture.ignore(self.config)
             load(self.model, checkpoint, names, device, ignore, quantize=quantize, quantize_tables=quantize_tables)
+            scales = checkpoint.cache
         self.block_size = block_size
         group_of = [0] * sum(len(group.layers) for group in self.model.groups)
         for index, group in enumerate(self.model.groups):
@@ -126,6 +128,7 @@ class Loaded:
             tuple(group_of),
             self.model.kv.latent,
         )
+        self.spec, self.notes = with_scales(self.spec, self.model.caches, scales)
         self.limits = BatchLimits(tokens, sequences, tokens, max_model_len)
         self.compiled: CompiledModel = device.compile(
             self.model.body, self.model.head, self.limits, device.kv_cache(self.spec)

@@ -414,19 +414,3 @@ def test_two_ranks_divide_rows_and_columns(name: str, tmp_path: Path) -> None:
     assert meeting.sums == 2 * 2 * 2  # chunks, layers, branches of a layer
     for got in logits:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
-
-
-@pytest.mark.parametrize("kept", [("v",), ("k", "v")])
-def test_quant_08_scales_of_a_cache_scheme_change_nothing(kept: tuple[str, ...], tmp_path: Path) -> None:
-    """What kv_cache_scheme puts beside float matrices too."""
-    original = plain(tmp_path / "original")
-    tensors = load_file(original / "model.safetensors")
-    ids = prompt(1, 20)
-    want = Loaded(original, ReferenceDevice()).logits(ids)
-    said = config({}, "dense", kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor"})
-    settings = json.loads((original / "config.json").read_text())
-    for layer in range(2):
-        tensors |= {f"model.layers.{layer}.self_attn.{which}_scale": torch.tensor([0.01]) for which in kept}
-    save_file(tensors, original / "model.safetensors")
-    (original / "config.json").write_text(json.dumps(settings | {"quantization_config": said}))
-    np.testing.assert_array_equal(Loaded(original, ReferenceDevice()).logits(ids), want)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from octavo.build import build
@@ -245,25 +245,6 @@ def test_two_ranks_divide_rows_and_columns(tmp_path: Path) -> None:
     assert meeting.sums == 2 * 2 * 2  # chunks, layers, branches of a layer
     for got in logits:
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
-
-
-@pytest.mark.parametrize("kept", [("v",), ("k", "v"), ()])
-def test_quant_08_scales_of_an_fp8_cache_change_nothing(kept: tuple[str, ...], tmp_path: Path) -> None:
-    said = {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    path, _ = twins(plain(tmp_path / "original"), tmp_path, per_tensor, said)
-    ids = prompt(1, 20)
-    want = Loaded(path, ReferenceDevice()).logits(ids)
-    tensors = load_file(path / "model.safetensors")
-    for layer in range(2):
-        for which in kept:
-            tensors[f"model.layers.{layer}.self_attn.{which}_proj.{which}_scale"] = torch.tensor(0.01)
-            tensors[f"model.layers.{layer}.self_attn.{which}_scale"] = torch.tensor(0.02)
-    save_file(tensors, path / "model.safetensors")
-    np.testing.assert_array_equal(Loaded(path, ReferenceDevice()).logits(ids), want)
-    built = build(EngineConfig(model=str(path), device="reference", max_num_seqs=2))
-    text = "\n".join(built.info.notes)
-    assert (f"{4 * len(kept)} scales of an FP8 KV cache in the checkpoint are not needed" in text) == bool(kept)
-    built.engine.close()
 
 
 def matrix(values: Any) -> Stored:
