@@ -54,9 +54,9 @@ def text(rng: random.Random, words: int) -> str:
     return "".join(rng.choices(WORDS, k=words)).strip()
 
 
-def _mixed(rng: random.Random) -> Ask:
-    """A prompt of 90 and an answer of 96 tokens on average, many shorter and some much longer."""
-    return Ask(text(rng, _spread(rng, 90, 12, 400)), _spread(rng, 96, 16, 256), extra=GREEDY)
+def _mixed(rng: random.Random, prompt: int = 90, answer: int = 96) -> Ask:
+    """Lengths of a prompt and an answer that are as given on average, many shorter and some much longer."""
+    return Ask(text(rng, _spread(rng, prompt, 12, 400)), _spread(rng, answer, 16, 256), extra=GREEDY)
 
 
 def _spread(rng: random.Random, mean: float, low: int, high: int) -> int:
@@ -69,9 +69,9 @@ def _burst(rng: random.Random, count: int, short: bool) -> Load:
 
 
 def _closed(rng: random.Random, count: int, short: bool) -> Load:
-    """`count` at a time: when one is answered the next one comes."""
-    each = 1 if short else 4 if count < 16 else 3 if count < 64 else 2
-    return Load([_mixed(rng) for _ in range(count * each)], count)
+    """`count` at a time, each half as long as in a burst: when one is answered the next one comes."""
+    asks = [_mixed(rng, 45, 64) for _ in range(count if short else max(4, 2 * count))]
+    return Load(asks, count)
 
 
 def _single(rng: random.Random, count: int, short: bool) -> Load:
