@@ -122,7 +122,7 @@ Factor make_factor(std::shared_ptr<Weight> weight, std::vector<int> forms) {
                            (forms[part] == FORM_INT16 && table.linear_int16[kind]);
         if (!known) throw nb::value_error((std::string(kKinds[kind].name) + " has no product in this form").c_str());
     }
-    return {std::move(weight), std::move(forms), {}};
+    return {std::move(weight), std::move(forms), {}, {}};
 }
 
 Instruction product(Op op, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms) {
@@ -159,10 +159,26 @@ Router read_router(nb::handle router, int experts) {
 using Weights = std::vector<std::shared_ptr<Weight>>;
 using Forms = std::vector<std::vector<int>>;
 
-std::vector<Factor> make_factors(const Weights& weights, const Forms& forms) {
-    if (weights.size() != forms.size()) throw nb::value_error("moe: the forms of each weight are needed");
+std::vector<int32_t> copy_columns(const Vector<int32_t>& columns, int width) {
+    if (static_cast<int>(columns.size()) != width) throw nb::value_error("an order has one number per column");
+    std::vector<int32_t> out(columns.data(), columns.data() + width);
+    for (const int32_t column : out) {
+        if (column < 0 || column >= width) throw nb::value_error("an order of columns: no such column");
+    }
+    return out;
+}
+
+std::vector<Factor> make_factors(const Weights& weights, const Forms& forms, const std::vector<nb::object>& columns) {
+    if (weights.size() != forms.size() || weights.size() != columns.size()) {
+        throw nb::value_error("moe: the forms and the order of columns of each weight are needed");
+    }
     std::vector<Factor> out;
-    for (size_t e = 0; e < weights.size(); ++e) out.push_back(make_factor(weights[e], forms[e]));
+    for (size_t e = 0; e < weights.size(); ++e) {
+        out.push_back(make_factor(weights[e], forms[e]));
+        if (!columns[e].is_none()) {
+            out.back().columns = copy_columns(nb::cast<Vector<int32_t>>(columns[e]), weights[e]->n_in);
+        }
+    }
     return out;
 }
 
@@ -431,10 +447,7 @@ void bind_program(nb::module_& m) {
              [](Program& p, int64_t x, const Offsets& out, Vector<int32_t> columns) {
                  const int width = static_cast<int>(columns.size());
                  Instruction i = row_wise(Op::Reorder, x, out, width);
-                 i.columns.assign(columns.data(), columns.data() + width);
-                 for (const int32_t column : i.columns) {
-                     if (column < 0 || column >= width) throw nb::value_error("reorder: no such column");
-                 }
+                 i.columns = copy_columns(columns, width);
                  p.add(std::move(i));
              })
         .def("pack",
@@ -479,13 +492,15 @@ void bind_program(nb::module_& m) {
             "moe",
             [](Program& p, int64_t in, int64_t logits, const Offsets& given, const Offsets& hidden, int64_t results,
                const Offsets& out, int64_t residual, int pass_rows, const Weights& gate_up, const Forms& gate_up_forms,
-               const Weights& down, const Forms& down_forms, nb::object router, nb::object correction,
+               const std::vector<nb::object>& gate_up_columns, const Weights& down, const Forms& down_forms,
+               const std::vector<nb::object>& down_columns, nb::object router, nb::object correction,
                nb::object gate_up_bias, nb::object down_bias, int activation, float limit) {
                 auto m = std::make_shared<Mixture>();
                 m->router = read_router(router, static_cast<int>(gate_up.size()));
                 m->correction = copy_floats(correction);
-                m->gate_up = make_factors(gate_up, gate_up_forms);
-                m->down = make_factors(down, down_forms);
+                m->gate_up = make_factors(gate_up, gate_up_forms, gate_up_columns);
+                m->down = make_factors(down, down_forms, down_columns);
+                for (const Factor& factor : m->down) m->reordered = m->reordered || !factor.columns.empty();
                 m->gate_up_bias = copy_floats(gate_up_bias);
                 m->down_bias = copy_floats(down_bias);
                 m->inner = down.at(0)->n_in;
@@ -493,6 +508,9 @@ void bind_program(nb::module_& m) {
                 m->logits = logits;
                 set_offsets(m->given, given);
                 set_offsets(m->hidden, hidden);
+                if (m->reordered && m->hidden[FORM_FLOAT] == kNone) {
+                    throw nb::value_error("moe: inputs in another order need their floats");
+                }
                 m->results = results;
                 Instruction i{};
                 i.op = Op::Experts;
@@ -507,8 +525,9 @@ void bind_program(nb::module_& m) {
                 p.add(std::move(i));
             },
             nb::arg("in_"), nb::arg("logits"), nb::arg("given"), nb::arg("hidden"), nb::arg("results"), nb::arg("out"),
-            nb::arg("residual"), nb::arg("pass_rows"), nb::arg("gate_up"), nb::arg("gate_up_forms"), nb::arg("down"),
-            nb::arg("down_forms"), nb::arg("router"), nb::arg("correction").none(), nb::arg("gate_up_bias").none(),
+            nb::arg("residual"), nb::arg("pass_rows"), nb::arg("gate_up"), nb::arg("gate_up_forms"),
+            nb::arg("gate_up_columns"), nb::arg("down"), nb::arg("down_forms"), nb::arg("down_columns"),
+            nb::arg("router"), nb::arg("correction").none(), nb::arg("gate_up_bias").none(),
             nb::arg("down_bias").none(), nb::arg("activation"), nb::arg("limit"))
         .def(
             "store_kv",

@@ -48,26 +48,41 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
     each_row(given, worker, [&](int p, float* out) {
         const int pair = routes_.order[p];
         const float* x = floats(i.in[FORM_FLOAT], first + pair / top_k, i.width);
-        if (router.weigh_input) {
-            kernels_.finish(x, i.width, nullptr, routes_.weights[pair], nullptr, out);
-        } else {
+        const std::vector<int32_t>& columns = m.gate_up[routes_.chosen[pair]].columns;
+        if (columns.empty()) {
             std::memcpy(out, x, sizeof(float) * i.width);
+        } else {
+            for (int j = 0; j < i.width; ++j) out[j] = x[columns[j]];
         }
+        if (router.weigh_input) kernels_.finish(out, i.width, nullptr, routes_.weights[pair], nullptr, out);
     });
 
     const int tasks = static_cast<int>(routes_.tasks.size());
     const Place hidden = {m.hidden, m.inner, pairs};
+    const int64_t only_floats[FORM_COUNT] = {m.hidden[FORM_FLOAT], kNone, kNone};
+    const Place gated = {m.reordered ? only_floats : m.hidden, m.inner, pairs};
     const int gated_tiles = count_blocks(m.inner, kTileColumns);
     pool_->each(tasks * gated_tiles, worker, [&](int item, int) {
         const ExpertTask& task = routes_.tasks[item / gated_tiles];
         const float* bias =
             m.gate_up_bias.empty() ? nullptr : m.gate_up_bias.data() + int64_t{2} * m.inner * task.expert;
-        gated_tile(m.gate_up[task.expert], given, hidden, item % gated_tiles * kTileColumns, task.first, task.count,
+        gated_tile(m.gate_up[task.expert], given, gated, item % gated_tiles * kTileColumns, task.first, task.count,
                    bias, i.activation, i.limit, buffer);
     });
 
-    // The scale of int16 needs the whole row, which no tile has.
-    if (m.hidden[FORM_INT16] != kNone) {
+    // Another order of columns, and the scale of int16, need the whole row, which no tile has.
+    if (m.reordered) {
+        pool_->each(pairs, worker, [&](int p, int) {
+            const std::vector<int32_t>& columns = m.down[routes_.chosen[routes_.order[p]]].columns;
+            float* row = floats(m.hidden[FORM_FLOAT], p, m.inner);
+            if (!columns.empty()) {
+                float* copy = buffer + kFloatScratch;
+                std::memcpy(copy, row, sizeof(float) * m.inner);
+                for (int j = 0; j < m.inner; ++j) row[j] = copy[columns[j]];
+            }
+            pack_row(hidden, row, p);
+        });
+    } else if (m.hidden[FORM_INT16] != kNone) {
         const int64_t at[FORM_COUNT] = {kNone, kNone, m.hidden[FORM_INT16]};
         pool_->each(pairs, worker,
                     [&](int p, int) { pack_row({at, m.inner, pairs}, floats(m.hidden[FORM_FLOAT], p, m.inner), p); });

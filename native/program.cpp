@@ -68,8 +68,8 @@ void Program::add(Instruction instruction) {
         }
         const Router& router = mixture->router;
         routes_.reserve(mixture->pass_rows * router.top_k, router.experts);
-        scratch_floats_ =
-            std::max({scratch_floats_, int64_t{kFloatScratch} + instruction.width, route_scratch(router)});
+        const int row = mixture->reordered ? std::max(instruction.width, mixture->inner) : instruction.width;
+        scratch_floats_ = std::max({scratch_floats_, int64_t{kFloatScratch} + row, route_scratch(router)});
         instruction.mixture = std::move(mixture);
     }
     if (instruction.op == Op::StoreKV || instruction.op == Op::StoreLatent) {

@@ -61,6 +61,7 @@ struct Factor {
     std::shared_ptr<Weight> weight;
     std::vector<int> forms;  // of each part
     std::vector<Tile> tiles;
+    std::vector<int32_t> columns;  // of an expert: element j of its input is columns[j] of the row; empty: it is j
 };
 
 // An activation in the arena.
@@ -91,6 +92,7 @@ struct Mixture {
     std::vector<float> down_bias;
     int down_tiles = 0;  // of the expert with the most: parts may be cut differently
     int inner = 0;
+    bool reordered = false;  // whether any of `down` has columns: `hidden` then has its floats
     int pass_rows = 0;
     int64_t logits = kNone;
     int64_t given[FORM_COUNT] = {kNone, kNone, kNone};   // inputs

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import numpy as np
 
-from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, in_order, vectors
+from octavo.layers.linear import Layer, Leaf, Linear, Need, Value, Values, matrices, vectors
 from octavo.layers.mlp import GatedMLP
 from octavo.ops.contract import F32, Activation, Array, Device, Ops, Router, Vector, Weight
 from octavo.parallel.rank import Cut, Rank
@@ -54,7 +54,7 @@ class Experts(Leaf):
         biases: list[F32] = []
         for (matrix, _), expert in groupby(values, lambda v: (v[0].matrix, v[0].part.partition(".")[0])):
             if matrix:  # packed with no more than the next one read
-                weights.append(device.weight(in_order(expert)))
+                weights.append(device.weight(matrices(expert)))
             else:
                 biases += vectors(expert)
         self.weights = tuple(weights)

@@ -104,6 +104,7 @@ def names(c: ModelConfig) -> Names:
         (experts + "down_proj", "blocks.{i}.mlp.down.{e}.weight", Transposed()),
         (experts + "{e}.{gate,up}_proj", "blocks.{i}.mlp.gate_up.{e}.{gate,up}"),
         (experts + "{e}.down_proj", "blocks.{i}.mlp.down.{e}"),
+        (experts + "gate_up_proj", "blocks.{i}.mlp.gate_up.{e}"),
         (experts + "{gate,up}_proj", "blocks.{i}.mlp.gate_up.{e}.{gate,up}"),
         (experts + "down_proj", "blocks.{i}.mlp.down.{e}"),
         (layer + "feed_forward.shared_expert.{gate,up}_proj", "blocks.{i}.mlp.shared.gate_up.{gate,up}"),

@@ -2,7 +2,13 @@
 
 MODULE.weight holds E4M3 or E5M2 [n_out, n_in]; MODULE.weight_scale, or MODULE.weight_scale_inv, which means the same
 despite its name, is one number, one per row, or one per block of weight_block_size, where those at the end may be cut.
-A value is code times scale, rounded once to float32 as transformers does. How activations were to be quantized
+A value is code times scale, rounded once to float32 as transformers does.
+
+Stacks of experts are NAME_proj [E, n, m]. With NAME_proj_scale_inv they are matrices [n_out, n_in] with scales per
+block, as transformers keeps them in memory. With NAME_proj_scale they are stored for x @ W, [n_in, n_out], with a scale
+per output channel, [E, 1, n_out] or [E, n_out, 1] (Llama 4 by fbgemm); they become NAME_proj.weight [E, n_out, n_in].
+
+How activations were to be quantized
 (input_scale, activation_scale, activation_scheme) is of no concern: they stay floats.
 """
 
@@ -25,6 +31,8 @@ U8 = npt.NDArray[np.uint8]
 
 FORMATS = {"F8_E4M3": F8_E4M3_32, "F8_E5M2": F8_E5M2_32}
 """The file's word for 8-bit floats -> our format."""
+
+STACK, STACK_SCALE, STACK_SCALE_INV = "_proj", "_proj_scale", "_proj_scale_inv"
 
 SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
@@ -53,6 +61,31 @@ def _build(form: Float8, shares: Grid, power_of: str, weight: str, scale: str, p
         return plain(codes.view(form.dtype).astype(np.float32) * shares.spread(scales, 1))
 
 
+def _stack(heads: Mapping[str, Head], cell: tuple[int, int] | None) -> Layout:
+    codes, turned = heads.get(STACK), STACK_SCALE in heads
+    scales = heads[STACK_SCALE if turned else STACK_SCALE_INV]
+    if codes is None or len(codes.shape) != 3 or scales.shape[:1] != codes.shape[:1]:
+        said = "not there" if codes is None else str(list(codes.shape))
+        raise QuantError(f"{STACK} is {said} and its scales {list(scales.shape)}; [E, n, m] and [E, ...] are needed")
+    count, *shape = codes.shape
+    entry, by = codes._replace(shape=tuple(shape)), scales._replace(shape=scales.shape[1:])
+    if not turned:
+        one = layout_of({STACK: entry, STACK_SCALE_INV: by}, STACK, STACK_SCALE_INV, cell)
+        return one._replace(shape=(count, *one.shape), ending=STACK)
+    n_in, n_out = shape
+    if sorted(by.shape) != sorted((1, n_out)):
+        raise QuantError(
+            f"{STACK_SCALE} is {list(scales.shape)}; {[count, 1, n_out]} is needed beside {[count, *shape]}"
+        )
+    entry, by = entry._replace(shape=(n_out, n_in)), by._replace(shape=(n_out, 1))
+    one = layout_of({STACK: entry, STACK_SCALE: by}, STACK, STACK_SCALE, None)
+
+    def build(parts: Mapping[str, Values]) -> Stored:
+        return one.build({**parts, STACK: np.ascontiguousarray(parts[STACK].T)})
+
+    return Layout(one.kind, (count, *one.shape), build, STACK + ".weight")
+
+
 @dataclasses.dataclass(frozen=True)
 class Fp8:
     """quant_method "fp8" and "fbgemm_fp8"."""
@@ -67,10 +100,15 @@ class Fp8:
         ".input_scale",
         ".output_scale",
         ".activation_scale",
+        STACK,
+        STACK_SCALE,
+        STACK_SCALE_INV,
     )
-    marks: tuple[str, ...] = (".weight_scale_inv", ".weight_scale")
+    marks: tuple[str, ...] = (".weight_scale_inv", ".weight_scale", STACK_SCALE, STACK_SCALE_INV)
 
     def layout(self, module: str, heads: Mapping[str, Head]) -> Layout:
+        if STACK_SCALE in heads or STACK_SCALE_INV in heads:
+            return _stack(heads, self.cell)
         scale = next(mark for mark in self.marks if mark in heads)
         if ".weight" not in heads:
             raise QuantError(f"it has {scale}, but no .weight")

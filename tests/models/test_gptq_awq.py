@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def gptq(
     skip: str = "?",
     bias: bool = False,
 ) -> Way:
-    """`order`: "" as it is, "own" of each module, "shared" of all with as many columns. `head`: lm_head too. `skip`:
+    """`order`: "" as it is, "own" of each module, "inputs" of modules with the same input (as GPTQ does, whose order is
+    that of their activations), "shared" of all with as many columns. `head`: lm_head too. `skip`:
     modules with this in their name stay as they are. `bias`: zeros where the model has none, as AutoGPTQ writes."""
 
     def way(module: str, weight: Any) -> Any:
@@ -42,7 +44,8 @@ def gptq(
         n_in = weight.shape[1]
         groups = packing.consecutive(n_in, group)
         if order:
-            groups = packing.shuffled(n_in, group, n_in if order == "shared" else sum(map(ord, module)))
+            name = re.sub("[qkv]_proj|w[13]$", "first", module) if order == "inputs" else module
+            groups = packing.shuffled(n_in, group, n_in if order == "shared" else sum(map(ord, name)))
         matrix = packing.rounded(weight, bits, groups, symmetric)
         tensors = packing.gptq(matrix, version)
         if bias:
@@ -93,7 +96,7 @@ CASES: dict[str, tuple[str, Way, dict[str, Any], set[str]]] = {
     "gptq-act-order-shared": ("wide", gptq(8, order="shared"), config("gptq", 32, 8, **ACT), {"INT8_32"}),
     "gptq-head": ("llama", gptq(head=True), config("gptq", 32, lm_head=True), {"INT4_32"}),
     "gptq-dynamic": ("wide", mixed, config("gptq", 32, dynamic=DYNAMIC), {"INT4_32", "INT8_32"}),
-    "gptq-experts": ("mixtral", gptq(order="own"), config("gptq", 32, **ACT), {"INT4_32"}),
+    "gptq-experts": ("mixtral", gptq(order="inputs"), config("gptq", 32, **ACT), {"INT4_32"}),
     "awq-32": ("wide", awq(32), config("awq", 32, zero_point=True, version="gemm"), {"INT4_32"}),
     "awq-64": ("wide", awq(64), config("awq", 64, zero_point=True, version="gemm"), {"INT4_32"}),
     "awq-128": ("wide", awq(128), config("awq", 128, zero_point=True, version="gemm"), {"INT4_128"}),
@@ -165,7 +168,9 @@ def test_quant_04_every_group_size_and_zero_point(device: str, case: str, pairs:
 
 
 @pytest.mark.parametrize(("activations", "bound"), [("int16", 5e-4), ("int8", 256 * 5e-4)])
-@pytest.mark.parametrize("case", ["gptq", "gptq-8", "gptq-act-order", "gptq-act-order-shared", "awq-128"])
+@pytest.mark.parametrize(
+    "case", ["gptq", "gptq-8", "gptq-act-order", "gptq-act-order-shared", "gptq-experts", "awq-128"]
+)
 def test_rounded_activations_stay_near(case: str, activations: str, bound: float, pairs: Pairs) -> None:
     """Root mean square of the difference over that of the logits. 16 bits of a row err by 2^-16 of its largest value at
     most, of which these models' large weights make some ten times as much; 8 bits are 256 times as coarse."""
@@ -197,6 +202,14 @@ def test_parts_with_orders_of_their_own_are_expanded(pairs: Pairs) -> None:
     kinds = {case: set(Loaded(pairs[case][0], CpuDevice(1)).model.blocks[0].attn.qkv.weight.kinds) for case in pairs}
     assert kinds["gptq"] == {"INT4_32"} and kinds["gptq-act-order-shared"] == {"INT8_32"}
     assert kinds["gptq-act-order"] == {"F32"}
+
+
+def test_experts_in_orders_of_their_own_stay_as_they_are(pairs: Pairs) -> None:
+    device = CpuDevice(1)
+    moe = Loaded(pairs["gptq-experts"][0], device).model.blocks[0].mlp
+    weights = (*moe.gate_up.weights, *moe.down.weights)
+    assert {kind for weight in weights for kind in weight.kinds} == {"INT4_32"}
+    assert len({weight.columns.tobytes() for weight in weights}) == len(weights)
 
 
 def test_a_bias_that_is_not_zero_is_not_left_out(pairs: Pairs, tmp_path: Path) -> None:

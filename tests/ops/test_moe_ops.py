@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.cpu.recorder import EXPERT_ROWS, Activations
+from octavo.layers.views import take_rows
 from octavo.ops.contract import F32, Device, Router
 from tests.ops import truth
 from tests.ops.harness import (
@@ -214,6 +215,46 @@ def test_a_row_stands_alone(name: str, router: str, kind: str) -> None:
             picked = np.random.default_rng(rows).permutation(100)[:rows]
             got = model.raw_logits(pages.step([Span(0, 0, picked.tolist())]))
             assert np.array_equal(got.view(np.uint32), whole[picked].view(np.uint32)), f"{rows} rows differ"
+
+
+@pytest.mark.parametrize("weigh_input", [False, True])
+@pytest.mark.parametrize("activations", get_args(Activations))
+@pytest.mark.parametrize("kind", ["Q4_0", "INT4_128"])
+def test_experts_with_columns_in_orders_of_their_own(kind: str, activations: Activations, weigh_input: bool) -> None:
+    """The same bits as of matrices in order: of the gate's and up's input in their order, and of gate and up rows in
+    that of down. An expert may have its columns in order."""
+    rng, dev, pages, rule = (
+        np.random.default_rng(3),
+        CpuDevice(2, activations),
+        Pages(1, 128),
+        Router(2, weigh_input=weigh_input),
+    )
+    first = rng.permutation(256).astype(np.int32)
+    x, logits = _random(100, 256), _random(100, 6, seed=5) * 2
+    moved, ordered = [], []
+    for e in range(6):
+        gate, up = random_stored(kind, 128, 256, rng), random_stored(kind, 128, 256, rng)
+        down, then = random_stored(kind, 83, 128, rng), rng.permutation(128).astype(np.int32)
+        columns = then if e else None
+        gates = [matrix._replace(columns=first) for matrix in (gate, up)]
+        moved.append((dev.weight(gates), dev.weight([down._replace(columns=columns)])))
+        rows = then if e else np.arange(128)
+        ordered.append((dev.weight([take_rows(matrix, rows) for matrix in (gate, up)]), dev.weight([down])))
+    assert {k for pair in moved for w in pair for k in w.kinds} == {kind}, "nothing is expanded"
+    results = []
+    for pairs, given in ((moved, x), (ordered, x[:, first])):
+        inputs, scores = dev.weight([f32(np.ascontiguousarray(given))]), dev.weight([f32(logits)])
+        gate_up, downs = (tuple(each) for each in zip(*pairs, strict=True))
+
+        def op(ops: Any, batch: Any, i: Any = inputs, s: Any = scores, g: Any = gate_up, d: Any = downs) -> Any:
+            return ops.moe(ops.embed(batch, i, 1.0), ops.embed(batch, s, 1.0), g, d, rule, "silu")
+
+        model = compile_op(dev, op, 83, pages)
+        results.append([model.raw_logits(pages.step([Span(0, 0, range(n))])) for n in (1, 5, 33, 100)])
+    for got, want in zip(*results, strict=True):
+        assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+    for some in results[0]:
+        assert np.array_equal(some.view(np.uint32), results[0][-1][: len(some)].view(np.uint32))
 
 
 def test_many_rows_go_through_in_passes() -> None:

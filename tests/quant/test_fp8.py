@@ -23,7 +23,7 @@ from octavo.quant.onload import RULES, quantize
 from tests.devices import NAMES, make_device
 from tests.models.test_parity import prompt
 from tests.models.test_split import split_logits
-from tests.models.tiny import Loaded
+from tests.models.tiny import Loaded, make
 from tests.quant.twins import Parts, plain, the_matrix, twins
 
 CELL = [128, 128]
@@ -165,6 +165,70 @@ def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
 def test_modelopt_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="quant_algo is 'NVFP4_SVD'; FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO"):
         open_checkpoint(checkpoint(tmp_path, {}, {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}))
+
+
+def test_stacks_by_hand(tmp_path: Path) -> None:
+    """Two experts of 32 inputs and one or two outputs; a scale per output, whichever way it lies."""
+    weight = torch.zeros(2, 32, 2).to(torch.float8_e4m3fn)
+    weight[0, 3, 1], weight[1, 31, 0] = 1.5, -2
+    for shape in ((2, 1, 2), (2, 2, 1)):
+        tensors = {"x_proj": weight, "x_proj_scale": torch.tensor([[2.0, 4], [8, 16]]).reshape(shape)}
+        with open_checkpoint(checkpoint(tmp_path, tensors, {"quant_method": "fbgemm_fp8"})) as opened:
+            assert opened.names() == {"m.x_proj.weight"} and opened.shape("m.x_proj.weight") == (2, 2, 32)
+            first, second = (opened.stored("m.x_proj.weight", e) for e in range(2))
+        assert first.kind == second.kind == "F8_E4M3_32"
+        want = np.zeros((2, 2, 32), np.float32)
+        want[0, 1, 3], want[1, 0, 31] = 6, -16
+        np.testing.assert_array_equal([dense(first), dense(second)], want)
+
+
+def test_stacks_with_scales_per_block(tmp_path: Path) -> None:
+    weight, by = codes(2 * 96, 64).reshape(2, 96, 64), scales(2, 3, 2)
+    said = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    with open_checkpoint(checkpoint(tmp_path, {"x_proj": weight, "x_proj_scale_inv": by}, said)) as opened:
+        assert opened.shape("m.x_proj") == (2, 96, 64) and opened.kind("m.x_proj") == "F8_E4M3_32"
+        for e in range(2):
+            theirs = _dequantize_fp8_weight(weight[e], by[e], [32, 32], torch.float32)
+            np.testing.assert_array_equal(dense(opened.stored("m.x_proj", e)), theirs.numpy())
+
+
+def test_stacks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    tensors = {"x_proj": codes(2 * 32, 4).reshape(2, 32, 4), "x_proj_scale": scales(2, 1, 32)}
+    with pytest.raises(
+        CheckpointError, match=r"_proj_scale is \[2, 1, 32\]; \[2, 1, 4\] is needed beside \[2, 32, 4\]"
+    ):
+        open_checkpoint(checkpoint(tmp_path, tensors, {"quant_method": "fbgemm_fp8"}))
+    with pytest.raises(CheckpointError, match=r"_proj is not there and its scales \[2, 1, 32\]"):
+        open_checkpoint(checkpoint(tmp_path, {"x_proj_scale": scales(2, 1, 32)}, {"quant_method": "fbgemm_fp8"}))
+
+
+@pytest.mark.parametrize("device", NAMES)
+def test_llama_4_as_fbgemm_writes_it(device: str, tmp_path: Path) -> None:
+    """Its experts are stacks for x @ W, and stay floats of 8 bits."""
+    original, _ = make("llama4", tmp_path / "original")
+    quantized: Parts = {}
+    values: Parts = {}
+    for name, tensor in load_file(original / "model.safetensors").items():
+        if name.endswith(("gate_up_proj", "experts.down_proj")):
+            by = tensor.abs().amax(1, keepdim=True) / 448
+            quantized[name] = (tensor / by).to(torch.float8_e4m3fn)
+            quantized[name + "_scale"] = by if "gate_up" in name else by.mT.contiguous()
+            values[name] = quantized[name].float() * by
+        else:
+            quantized[name] = values[name] = tensor
+    config = json.loads((original / "config.json").read_text())
+    paths = (tmp_path / "quantized", tmp_path / "values")
+    for path, tensors, more in zip(
+        paths, (quantized, values), ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, {}), strict=True
+    ):
+        path.mkdir()
+        save_file(tensors, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps(config | more))
+    with open_checkpoint(paths[0]) as opened:
+        stacks = {opened.kind(name) for name in opened.names() if "experts." in name and "shared" not in name}
+    assert stacks == {"F8_E4M3_32"}
+    got, want = (Loaded(path, make_device(device)).logits(prompt(3, 40), [17]) for path in paths)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 def rounded(tensor: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

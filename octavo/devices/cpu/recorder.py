@@ -254,8 +254,9 @@ class Recorder:
         gate_forms, down_forms = ([w.forms(self.activations, False) for w in each] for each in (gate_up, down))
         given = self._rooms({form for forms in gate_forms for form in forms}, x.width, pairs)
         wanted = {form for forms in down_forms for form in forms}
-        # The scale of int16 needs the whole row, which is then kept.
-        hidden = self._rooms(wanted | {FLOAT} if INT16 in wanted else wanted, inner, pairs)
+        # The scale of int16 and another order of columns need the whole row, which is then kept.
+        whole = INT16 in wanted or any(w.columns is not None for w in down)
+        hidden = self._rooms(wanted | {FLOAT} if whole else wanted, inner, pairs)
         results = self._buffer(FLOAT, width, pairs)
         out = self._array(width, makes=(INT8, INT16))
         self._add(
@@ -270,8 +271,10 @@ class Recorder:
                 passed,
                 [w.packed for w in gate_up],
                 gate_forms,
+                [w.columns for w in gate_up],
                 [w.packed for w in down],
                 down_forms,
+                [w.columns for w in down],
                 router,
                 correction,
                 gate_up_bias,
