@@ -168,9 +168,7 @@ def test_quant_04_every_group_size_and_zero_point(device: str, case: str, pairs:
 
 
 @pytest.mark.parametrize(("activations", "bound"), [("int16", 5e-4), ("int8", 256 * 5e-4)])
-@pytest.mark.parametrize(
-    "case", ["gptq", "gptq-8", "gptq-act-order", "gptq-act-order-shared", "gptq-experts", "awq-128"]
-)
+@pytest.mark.parametrize("case", ["gptq", "gptq-8", "gptq-act-order", "gptq-act-order-shared", "awq-128"])
 def test_rounded_activations_stay_near(case: str, activations: str, bound: float, pairs: Pairs) -> None:
     """Root mean square of the difference over that of the logits. 16 bits of a row err by 2^-16 of its largest value at
     most, of which these models' large weights make some ten times as much; 8 bits are 256 times as coarse."""
