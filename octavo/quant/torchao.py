@@ -26,6 +26,12 @@ _TENSORS = {
 }
 """What can be read: the names of torchao's classes, and the types of their integers or floats."""
 
+_TILES = "Int4TilePackedTo4dTensor"
+_IN_WORD = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of its 8 numbers each half byte of a word is, from the lowest on."""
+_IN_TILES = (0, 1, 8, 9, 16, 17, 24, 25)
+"""How far each of these lies behind the first, in two tiles of 16 columns."""
+
 
 class Torchao:
     """Matrices as transformers saves them with torchao's flatten_tensor_state_dict: NAME._weight_qdata, _scale and
@@ -34,6 +40,8 @@ class Torchao:
     Int8Tensor, and IntxUnpackedToInt8Tensor of 1 to 8 bits: a value is (q - zero) scale; that is rounded once, to
     float32, where scale * zero is a float32 number (zero is 0, or scale has 16 bits). Int4Tensor: q scale + zero, q
     from -8 to 7, which torchao computes as (q + 8) scale + (zero - 8 scale). Float8Tensor: q scale.
+    Int4TilePackedTo4dTensor: the same numbers in the order in which NVIDIA's tensor cores take tiles of 8 rows and 16
+    columns (PyTorch, aten/src/ATen/native/cuda/int4mm.cu), filled up with rows and columns of no meaning.
     Quantization of activations that belongs to a matrix is not done.
     """
 
@@ -46,10 +54,14 @@ class Torchao:
         q, scale = heads.get(_QDATA, missing), heads.get(_SCALE, missing)
         said = _said(module, q)
         kind = said.get("_type")
-        if kind not in _TENSORS or _TILED in heads:
-            raise QuantError(f"it is a {kind}; {', '.join(_TENSORS)} are supported. Save the model in one of them")
+        if kind not in (*_TENSORS, _TILES):
+            raise QuantError(
+                f"it is a {kind}; {', '.join((*_TENSORS, _TILES))} are supported. Save the model in one of them"
+            )
         if _SMOOTH in heads:
             raise QuantError(f"{_SMOOTH} (a scale of activations) is not supported")
+        if kind == _TILES:
+            return _tiles(q, heads.get(_TILED, missing), said)
         if q.kind not in _TENSORS[kind] or len(q.shape) != 2 or scale.kind not in _FLOATS:
             raise QuantError(
                 f"{_QDATA} is {q.kind} {list(q.shape)} and {_SCALE} {scale.kind}; {'/'.join(_TENSORS[kind])} "
@@ -137,6 +149,49 @@ def _int4(q: Head, scale: Head, zero: Head | None) -> Layout:
         return Stored(form.name, n_out, n_in, form.rows(codes, d, m - 8 * d))
 
     return Layout(form.name, (n_out, n_in), build)
+
+
+def _tiles(q: Head, both: Head, said: Mapping[str, Any]) -> Layout:
+    """Words int32 [rows / 8, columns / 16 k, 32, k / 2] of k tiles, thread t of 32 having row t / 4 and columns from
+    2 (t % 4) on; scales and zeros [groups, rows, 2]."""
+    data = said.get("_data")
+    n_out, n_in = _sizes(data, "shape")
+    _, group = _sizes(data, "block_size")
+    if not n_out or not group or q.kind != "I32" or len(q.shape) != 4 or q.shape[2] != 32 or both.kind not in _FLOATS:
+        raise QuantError(
+            f"{_QDATA} is {q.kind} {list(q.shape)} and {_TILED} {both.kind}; I32 [rows / 8, n, 32, m], "
+            f"{'/'.join(_FLOATS)}, and a shape and block_size of two numbers are needed"
+        )
+    rows, columns = 8 * q.shape[0], 32 * q.shape[1] * q.shape[3]
+    form = fitting(4, n_in, group)
+    if both.shape != (columns // group, rows, 2) or n_out > rows or n_in > columns or form is None:
+        raise QuantError(
+            f"{_TILED} has shape {list(both.shape)} beside {rows} rows and {columns} columns in groups of {group}, of "
+            f"which {[n_out, n_in]} count; groups of a multiple of {INT4_32.block} are needed"
+        )
+
+    def build(parts: Mapping[str, Values]) -> Stored:
+        words = np.ascontiguousarray(parts[_QDATA]).view(np.uint32)
+        thread = np.arange(32)
+        pair = (np.arange(q.shape[1])[:, None] * q.shape[3] + np.arange(q.shape[3])) * 32  # its first column
+        codes = np.empty((rows, columns), np.uint8)
+        row = np.arange(0, rows, 8)[:, None, None, None] + thread[:, None] // 4
+        for place, number in enumerate(_IN_WORD):
+            column = pair[:, None, :] + (thread % 4 * 2 + _IN_TILES[number])[:, None]
+            codes[row, column] = words >> np.uint32(4 * place) & 15
+        of_block = np.arange(0, n_in, form.block) // group
+        scale, zero = (parts[_TILED][:, :n_out, i].astype(np.float32).T[:, of_block] for i in range(2))
+        return Stored(form.name, n_out, n_in, form.rows(codes[:n_out, :n_in], scale, zero - 8 * scale))
+
+    return Layout(form.name, (n_out, n_in), build)
+
+
+def _sizes(data: Any, key: str) -> tuple[int, int]:
+    """Two sizes that metadata has under a key; zeros where it has not."""
+    value = data.get(key) if isinstance(data, dict) else None
+    if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value):
+        return value[0], value[1]
+    return 0, 0
 
 
 def _float8(q: Head, group: int) -> Layout:

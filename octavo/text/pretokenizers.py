@@ -100,6 +100,7 @@ WORD_RULES: dict[str, WordRule] = {
     ),
     "minicpm5": WordRule((r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")), whole_words=True),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WordRule((_LLAMA3,))),
+    "glm5": WordRule((_LLAMA3,), whole_words=True),
     "jais-2": WordRule((_JAIS2,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"), WordRule((_QWEN2,), nfc=True)),
     "qwen35": WordRule((_MARKED,), nfc=True),

@@ -27,6 +27,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 INT8 = {"_type": "Int8Tensor", "_data": {"block_size": [1, 32]}}
 INTX = {"_type": "IntxUnpackedToInt8Tensor", "_data": {"target_dtype": {"_type": "torch.dtype", "_data": "int4"}}}
 INT4 = {"_type": "Int4Tensor", "_data": {"block_size": [1, 32]}}
+TILES = {"_type": "Int4TilePackedTo4dTensor", "_data": {"block_size": [1, 32], "shape": [12, 96]}}
 
 
 def rounded(weight: torch.Tensor, most: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,6 +94,28 @@ def test_by_hand(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dense(stored), want)
 
 
+def test_tiles_by_hand(tmp_path: Path) -> None:
+    """Where PyTorch's kernel puts a number: row 8 i + t / 4 in word [i, k / 128, t, k % 128 / 32]; of two tiles of 16
+    columns, thread t has 2 (t % 4) + 0, 1, 8 and 9 of each, in half bytes 0, 4, 1, 5, and 2, 6, 3, 7."""
+    words = torch.zeros(2, 8, 32, 4, dtype=torch.int64)
+    words[0, 0, 0, 0] = 0x00000001  # row 0, column 0
+    words[0, 0, 6, 0] = 0x00020000  # row 1, columns of t % 4 = 2: 4 + 1
+    words[1, 0, 15, 1] = 0x00000030  # row 11, columns of t % 4 = 3 from 32 on: 38 + 8
+    words[1, 0, 12, 2] = 0x40000000  # row 11, column 64 + 16 + 9
+    both = torch.zeros(32, 16, 2)
+    both[:, :, 0], both[1, 11, 0], both[1, 11, 1] = 1, 2, 0.5
+    parts = named({"qdata": words.to(torch.int32), "scale_and_zero": both.bfloat16()})
+    save_file({f"m{ending}": part for ending, part in parts.items()}, tmp_path / "model.safetensors")
+    told(tmp_path, TILES)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": SAID}))
+    want = np.full((12, 96), -8, np.float32)
+    want[11, 32:64] = -15.5
+    want[0, 0], want[1, 5], want[11, 46], want[11, 89] = -7, -6, -9.5, -4
+    stored = the_matrix(tmp_path)
+    assert stored.kind == "INT4_32"
+    np.testing.assert_array_equal(dense(stored), want)
+
+
 @pytest.mark.parametrize(
     ("quantize", "said", "kind"), [(int8, INT8, "INT8_32"), (intx, INTX, "INT4_32"), (int4, INT4, "INT4_32")]
 )
@@ -106,7 +129,13 @@ def test_values_are_exact(quantize: Any, said: dict[str, Any], kind: str, tmp_pa
 @pytest.mark.parametrize(
     ("change", "said", "message"),
     [
-        ({}, {"_type": "Int4TilePackedTo4dTensor"}, "it is a Int4TilePackedTo4dTensor; Int8Tensor, IntxUnpacked"),
+        ({}, {"_type": "Int4PreshuffledTensor"}, "it is a Int4PreshuffledTensor; Int8Tensor, IntxUnpacked"),
+        (
+            {},
+            {"_type": "Int4TilePackedTo4dTensor"},
+            r"qdata is I8 \[4, 64\] and ._weight_scale_and_zero not there; I32",
+        ),
+        ({"qdata": torch.zeros(1, 8, 32, 4, dtype=torch.int32), "scale_and_zero": torch.ones(32, 4, 2)}, TILES, "rows"),
         ({}, "text", "the metadata of its file does not say what it is"),
         ({"act_pre_scale": torch.ones(64)}, INT8, "act_pre_scale .* is not supported"),
         ({"qdata": torch.zeros(4, 64, dtype=torch.uint8)}, INT8, r"qdata is U8 \[4, 64\] and ._weight_scale F32; I8"),

@@ -71,6 +71,7 @@ LLAMA_CPP = frozenset(
             "smaug-bpe",
             "poro-chat",
             "glm4",
+            "glm5",
             "chatglm-bpe",
             "viking",
             "jais",
