@@ -87,7 +87,7 @@ struct HeadShape {
 // then the values, which latent attention has not.
 struct LayerCache {
     uint8_t* data;
-    int64_t block_bytes;
+    int64_t block_stride;   // from one block to the next: those of all layers of the group lie between
     const float* k_scales;  // [kv_heads]: what the elements are multiplied by, beside the scales of tokens
     const float* v_scales;
 };

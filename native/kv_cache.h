@@ -1,4 +1,5 @@
-// The paged KV cache: blocks of every layer in one arena, zero-filled (what was never written must not be NaN).
+// The paged KV cache: blocks in one arena, zero-filled (what was never written must not be NaN). A block holds its
+// tokens of all layers of the group, one after the other, so that blocks in use take no more huge pages than they fill.
 #pragma once
 
 #include <cstring>
@@ -20,18 +21,24 @@ public:
           type(type),
           head_bytes(int64_t{block_size} * (head_dim * kCacheTypes[type].bytes + kCacheTypes[type].scale_bytes)),
           block_size(block_size),
+          block_bytes(int64_t{latent > 0 ? 1 : 2} * kv_heads * head_bytes),
           blocks(blocks),
           group_of(group_of),
           scales_(scales) {
-        const int64_t block_bytes = int64_t{latent > 0 ? 1 : 2} * kv_heads * head_bytes;
+        std::vector<int64_t> strides(blocks.size());  // of each group
+        for (const int group : group_of) strides[group] += block_bytes;
+        std::vector<int64_t> next(blocks.size());  // offset of each group's next layer
         int64_t total = 0;
-        for (const int group : group_of) total += blocks[group] * block_bytes;
+        for (size_t group = 0; group < blocks.size(); ++group) {
+            next[group] = total;
+            total += blocks[group] * strides[group];
+        }
         arena_ = Arena(total);
-        uint8_t* at = arena_.data();
         for (size_t layer = 0; layer < group_of.size(); ++layer) {
             const float* own = scales_[layer].data();
-            layers.push_back({at, block_bytes, own, latent > 0 ? own : own + kv_heads});
-            at += blocks[group_of[layer]] * block_bytes;
+            const int group = group_of[layer];
+            layers.push_back({arena_.data() + next[group], strides[group], own, latent > 0 ? own : own + kv_heads});
+            next[group] += block_bytes;
         }
     }
 
@@ -40,8 +47,8 @@ public:
         for (size_t layer = 0; layer < layers.size(); ++layer) {
             if (group_of[layer] != group) continue;
             const LayerCache& cache = layers[layer];
-            std::memcpy(cache.data + destination * cache.block_bytes, cache.data + source * cache.block_bytes,
-                        cache.block_bytes);
+            std::memcpy(cache.data + destination * cache.block_stride, cache.data + source * cache.block_stride,
+                        block_bytes);
         }
     }
 
@@ -52,6 +59,7 @@ public:
     const CacheType type;
     const int64_t head_bytes;  // what the keys, or the values, of a head take in a block
     const int block_size;
+    const int64_t block_bytes;        // in one layer
     const std::vector<int> blocks;    // per group
     const std::vector<int> group_of;  // per layer
     std::vector<LayerCache> layers;

@@ -88,14 +88,14 @@ void add_product(const Factor& factor, int64_t rows, Cost& cost) {
     }
 }
 
-void add_attention(const HeadShape& shape, const LayerCache& cache, const Batch& batch, Cost& cost) {
+void add_attention(const HeadShape& shape, int64_t block_bytes, const Batch& batch, Cost& cost) {
     for (int s = 0; s < batch.sequences; ++s) {
         const int first = batch.positions[batch.starts[s]];
         const int last = batch.positions[batch.starts[s + 1] - 1];
         int64_t seen = 0;
         for (int position = first; position <= last; ++position) seen += position + 1 - attend_begin(shape, position);
         cost.operations[FORM_FLOAT] += 2 * seen * shape.heads * (shape.head_dim + attend_width(shape));
-        cost.bytes += (last + 1 - attend_begin(shape, first)) * cache.block_bytes / shape.block_size;
+        cost.bytes += (last + 1 - attend_begin(shape, first)) * block_bytes / shape.block_size;
     }
 }
 
@@ -124,10 +124,10 @@ Cost cost_of(const Program& program, const Instruction& i, const Batch& batch, i
         }
         case Op::StoreKV:
         case Op::StoreLatent:
-            if (i.shape.stores) cost.bytes = rows * program.layer(i).block_bytes / i.shape.block_size;
+            if (i.shape.stores) cost.bytes = rows * program.block_bytes() / i.shape.block_size;
             break;
         case Op::Attend:
-            add_attention(i.shape, program.layer(i), batch, cost);
+            add_attention(i.shape, program.block_bytes(), batch, cost);
             break;
         default:
             break;

@@ -185,7 +185,7 @@ public:
     size_t bytes() const { return arena_.size() + scratch_.size() + partials_.size(); }
     const std::vector<Instruction>& instructions() const { return instructions_; }
     const std::vector<HeadShape>& attend_shapes() const { return attend_shapes_; }
-    const LayerCache& layer(const Instruction& i) const { return cache_->layers[i.layer]; }
+    int64_t block_bytes() const { return cache_->block_bytes; }
     int64_t partial_floats() const { return partials_.size() / sizeof(float); }
     void reserve_scratch();
 

@@ -55,7 +55,7 @@ struct Cached {
 
 Cached find(const AttendItem& item, const HeadShape& shape, int token) {
     const char* block =
-        reinterpret_cast<const char*>(item.cache.data) + item.table[token / shape.block_size] * item.cache.block_bytes;
+        reinterpret_cast<const char*>(item.cache.data) + item.table[token / shape.block_size] * item.cache.block_stride;
     return {block + item.kv_head * shape.head_bytes, block + (shape.kv_heads + item.kv_head) * shape.head_bytes,
             token % shape.block_size};
 }

@@ -75,12 +75,12 @@ void store_heads(const float* x, const float* scales, uint8_t* block, int64_t fi
 }
 
 void store_keys(const float* k, const TokenPlace& place, const HeadShape& shape) {
-    uint8_t* block = place.cache.data + place.block * place.cache.block_bytes;
+    uint8_t* block = place.cache.data + place.block * place.cache.block_stride;
     store_heads(k, place.cache.k_scales, block, place.offset, shape.block_size, place.offset, shape);
 }
 
 void store_values(const float* v, const TokenPlace& place, const HeadShape& shape) {
-    uint8_t* block = place.cache.data + place.block * place.cache.block_bytes + shape.kv_heads * shape.head_bytes;
+    uint8_t* block = place.cache.data + place.block * place.cache.block_stride + shape.kv_heads * shape.head_bytes;
     store_heads(v, place.cache.v_scales, block, int64_t{place.offset} * shape.head_dim, 1, place.offset, shape);
 }
 
