@@ -128,7 +128,7 @@ def divergence(said: Next, logits: Any) -> float:
 def batch(peer: str, model: Model, workload: str, short: bool, log: Path) -> Figures:
     """Tokens per second of decoding a batch, or of computing one prompt. Raises PeerError."""
     rows = int(workload.removeprefix("decode")) if workload.startswith("decode") else 0
-    steps = 8 if short else workloads.STEPS
+    steps = 24 if short else workloads.STEPS
     path = str(model.path())
     if peer == "octavo":
         return apart("benchmarks.peers.batches", path=path, rows=rows, steps=steps)
@@ -170,6 +170,8 @@ def openvino_batch(python: Path, path: Path, rows: int, steps: int, log: Path) -
         return figures_of(outcomes)["prefill_tok_s"]
     # From the step at which all have begun to that at which the first one ends.
     begun, ended = max(outcome.times[0] for outcome in outcomes), min(outcome.times[-1] for outcome in outcomes)
+    if begun >= ended:
+        raise PeerError("the first sequence of the batch ended before the last one had begun")
     tokens = sum(begun < moment <= ended for outcome in outcomes for moment in outcome.times)
     return tokens / (ended - begun)
 

@@ -180,6 +180,9 @@ def stored(tmp_path: Path) -> Results:
                 cell = Cell("llama-3.2-1b Q8_0", peer, f"decode{rows}")
                 results.add(cell, number, {"tok_s": speed / 10 * rows, "weight_bytes": 1.3e9})
         results.add(Cell("smollm2", "octavo", "parity"), number, {"top1": 0.96, "kl": 0.0021})
+        for workload, speed in (("burst32", 300.0), ("burst32-noisy", 150.0)):
+            results.add(Cell("smollm2", "octavo", workload), number, {"out_tok_s": speed * number})
+        results.add(Cell("smollm2 bfloat16", "vllm", "burst32"), number, {"out_tok_s": 70.0, "tpot_p50": 400.0})
     results.fail(Cell("smollm2 float32", "vllm", "closed8"), 1, "was ended by signal 9")
     return results
 
@@ -193,7 +196,8 @@ def test_tables(stored: Results) -> None:
     assert "| llama.cpp | llama-3.2-1b, Q8_0 | 10.0 | 80.0 | – | – |" in text
     assert "- vllm, smollm2 float32, closed8: was ended by signal 9" in text
     assert "- octavo, smollm2, closed100: up to 1 requests failed." in text
-    assert "| vllm" in rows
+    assert rows["| vllm"] == "| vllm | smollm2, bfloat16 | 70.0 | 400 |"
+    assert "| octavo | smollm2, Q4_1 | 450 (300–600) | 225 (150–300) | 50.0% |" in text
 
 
 def test_pictures(stored: Results, tmp_path: Path) -> None:
