@@ -64,6 +64,11 @@ class Checkpoint:
         knows how many are a row (optimum-quanto). Raises CheckpointError as `shape` does."""
         return self._tensor(name).in_groups
 
+    def as_linear(self, name: str) -> bool:
+        """Whether a quantization method has put a matrix together: it is [n_out, n_in] as of a linear layer, though the
+        model may keep its floats for x @ W (GPT-2). Raises CheckpointError as `shape` does."""
+        return self._tensor(name).join is not None
+
     def kind(self, name: str) -> str:
         """Format of a tensor: a name of `octavo.quant`, or another type's name ("I64") that cannot be read here."""
         return self._tensor(name).kind

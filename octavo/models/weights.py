@@ -20,7 +20,7 @@ import numpy as np
 
 from octavo.layers.linear import Embedding, Leaf, Linear, Need, Positions, Value
 from octavo.layers.moe import Experts
-from octavo.layers.views import take_columns, take_rows
+from octavo.layers.views import Transposed, take_columns, take_rows
 from octavo.models.decoder import Decoder
 from octavo.models.names import Names, Source, expand
 from octavo.ops.contract import F32, Device, Stored
@@ -50,6 +50,7 @@ class Checkpoint(Protocol):
     def names(self) -> set[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def in_groups(self, name: str) -> bool: ...
+    def as_linear(self, name: str) -> bool: ...
     def stored(self, name: str, index: int | None = None) -> Stored: ...
     def vector(self, name: str, index: int | None = None) -> F32: ...
 
@@ -125,6 +126,7 @@ class _Sources:
     """The rows of a name table by path, in the checkpoint's style."""
 
     def __init__(self, names: Names, model: Decoder, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
         self.have = checkpoint.names()
         self._by_path: dict[str, list[Source]] = defaultdict(list)
         for source in expand(names, model.config.layers, model.config.experts):
@@ -140,7 +142,11 @@ class _Sources:
         path = f"{path}.{need.part}" if need.part else path
         found = [Found(need, s.name, s) for s in self[path + need.ending]] if need.ending else []
         found += [Found(need, s.name + need.ending, s) for s in self[path]]
-        return next((f for f in found if f.name in self.have), found[0] if found else None)
+        best = next((f for f in found if f.name in self.have), found[0] if found else None)
+        if best is not None and need.matrix and best.name in self.have and self.checkpoint.as_linear(best.name):
+            view = best.source.view
+            return best._replace(source=best.source._replace(view=view.rows)) if isinstance(view, Transposed) else best
+        return best
 
 
 def _find(path: str, leaf: Leaf, sources: _Sources) -> Iterator[Found]:

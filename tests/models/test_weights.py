@@ -164,6 +164,9 @@ class Hidden:
     def in_groups(self, name: str) -> bool:
         return False
 
+    def as_linear(self, name: str) -> bool:
+        return False
+
     def stored(self, name: str, index: int | None = None) -> Any:
         raise AssertionError("bytes were read before the names and shapes were checked")
 
