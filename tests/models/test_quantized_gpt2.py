@@ -44,7 +44,7 @@ def test_logits_are_those_of_the_values(method: str, device: str, tmp_path: Path
     import torch
     import transformers
 
-    config = transformers.GPT2Config(n_embd=64, n_head=4, n_layer=2, n_positions=128, vocab_size=199, n_inner=128)
+    config = transformers.GPT2Config(n_embd=64, n_head=4, n_layer=2, n_positions=512, vocab_size=199, n_inner=128)
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).eval().float()
     with torch.no_grad():

@@ -1,4 +1,8 @@
-"""Checkpoints that AutoRound packed; see also tests/models/test_gptq_awq and test_samples."""
+"""Checkpoints as AutoRound packs them; see also tests/models/test_gptq_awq.
+
+Tensors and values were compared with what the packers of AutoRound 0.16.1 write (GPTQ's layout with zero points less one,
+AWQ's, MXFP4, MXFP8) and were the same.
+"""
 
 from __future__ import annotations
 
