@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -102,7 +103,23 @@ def find_model(config: EngineConfig) -> Path:
     return _locate(config, config.model, config.revision)
 
 
-def _locate(config: EngineConfig, name: str, revision: str | None, weights: bool = True) -> Path:
+@contextmanager
+def model_headers(config: EngineConfig) -> Iterator[tuple[Path, bool]]:
+    """The model's files as `find_model` gives them, but of weights that are on the hub the headers alone; and whether
+    they are there after the block. Raises CheckpointError."""
+    with tempfile.TemporaryDirectory(prefix="octavo-") as made:
+        path = _locate(config, config.model, config.revision, headers=Path(made))
+        try:
+            yield path, not path.is_relative_to(made)
+        except ValueError as error:  # the user knows the model by its own name
+            if made not in str(error):
+                raise
+            raise type(error)(str(error).replace(made, config.model)) from None
+
+
+def _locate(
+    config: EngineConfig, name: str, revision: str | None, weights: bool = True, headers: Path | None = None
+) -> Path:
     return locate(
         name,
         revision=revision,
@@ -110,6 +127,7 @@ def _locate(config: EngineConfig, name: str, revision: str | None, weights: bool
         download_dir=Path(config.download_dir) if config.download_dir else None,
         cache_dir=cache_dir(),
         weights=weights,
+        headers=headers,
     )
 
 

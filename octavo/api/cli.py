@@ -457,7 +457,7 @@ COMMANDS = {
             "tell what a model is and what it takes",
             "MODEL [options]",
             "Tells what a model is, what memory it takes with these options, and what to look out for. No weights are "
-            "read; a model of the hub is fetched first.",
+            "read, and of a model on the hub none are fetched.",
             (_MODEL._replace(required=True),),
             (
                 Flag(("--gpu-memory",), "answers", "Memory of a GPU: 80GiB.", size, default="this machine"),

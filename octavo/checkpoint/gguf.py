@@ -60,6 +60,10 @@ _MAX_ALIGNMENT = 1 << 20
 _U64 = struct.Struct("<Q")
 
 
+class HeaderCutOff(CheckpointError):
+    """The file ends before its header does."""
+
+
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Metadata and tensors of a file, under the file's own names; shapes are [n_out, n_in].
 
@@ -162,16 +166,14 @@ class _Reader:
 
     def take(self, n: int) -> memoryview:
         if n > len(self.view) - self.at:
-            raise CheckpointError(f"{self.path} ends inside its header, at byte {len(self.view):,}. {AGAIN}")
+            raise HeaderCutOff(f"{self.path} ends inside its header, at byte {len(self.view):,}. {AGAIN}")
         self.at += n
         return self.view[self.at - n : self.at]
 
     def check_count(self, what: str, count: int, least: int) -> None:
         """`count` things of at least `least` bytes each must fit into the rest of the file."""
         if count * least > len(self.view) - self.at:
-            raise CheckpointError(
-                f"{self.path} is shorter than its header says: it announces {count:,} {what}. {AGAIN}"
-            )
+            raise HeaderCutOff(f"{self.path} is shorter than its header says: it announces {count:,} {what}. {AGAIN}")
 
     def u32(self) -> int:
         return int.from_bytes(self.take(4), "little")
@@ -226,6 +228,6 @@ class _Reader:
         except struct.error:
             pass
         if len(found) < count:
-            raise CheckpointError(f"{self.path} ends inside its header, in the strings of {key!r}. {AGAIN}")
+            raise HeaderCutOff(f"{self.path} ends inside its header, in the strings of {key!r}. {AGAIN}")
         self.at = at
         return found

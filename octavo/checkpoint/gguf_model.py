@@ -17,7 +17,7 @@ from octavo.checkpoint.tensor import Tensor
 from octavo.ops.contract import Stored
 from octavo.quant import dense
 
-_ROTARY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+ROTARY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that say how RoPE is scaled: for us a part of the configuration."""
 
 
@@ -30,7 +30,7 @@ def open_gguf(path: Path) -> Checkpoint:
 
 
 def _checkpoint(path: Path, metadata: dict[str, Any], own: dict[str, Tensor]) -> Checkpoint:
-    rotary = {name: _numbers(own.pop(f"{name}.weight")) for name in _ROTARY if f"{name}.weight" in own}
+    rotary = {name: _numbers(own.pop(f"{name}.weight")) for name in ROTARY if f"{name}.weight" in own}
     meta = Metadata(path, metadata, {name: tensor.shape for name, tensor in own.items()}, rotary)
     family = family_of(meta)
     names = family.names if family.names_of is None else family.names_of(meta)

@@ -24,13 +24,15 @@ def locate(
     hf_token: str | None = None,
     download_dir: Path | None = None,
     weights: bool = True,
+    headers: Path | None = None,
 ) -> Path:
     """The folder or .gguf file of a model; what is not on this machine is downloaded, with a progress bar.
 
     `model` is a path, an alias, a hub name `org/name`, or for repositories of GGUF files `org/name:Q4_K_M` or
     `org/name/file.gguf`. Hub downloads go to `download_dir`, or to the hub library's own cache; interrupted ones are
     continued. `hf_token` stands in for the stored login. Without `weights` only configuration and tokenizer files are
-    fetched from the hub. Raises CheckpointError, which says what is wrong and what to do.
+    fetched from the hub. With `headers`, a folder that is there, only the headers of weights are fetched from the hub,
+    into it. Raises CheckpointError, which says what is wrong and what to do.
     """
     path, exists = _path(model)
     if exists:
@@ -42,10 +44,12 @@ def locate(
     if match is None or is_path:
         raise CheckpointError(_nothing_there(model, path))
     # The hub's library takes long to import: only those who need it wait.
-    from octavo.checkpoint.hub_download import Wanted, download
+    from octavo.checkpoint import hub_download
 
-    wanted = Wanted(match["repo"], revision, match["quant"], match["file"], weights)
-    return download(wanted, token=hf_token, download_dir=download_dir, near=_near(path))
+    wanted = hub_download.Wanted(match["repo"], revision, match["quant"], match["file"], weights)
+    if headers is not None:
+        return hub_download.headers(wanted, headers, token=hf_token, download_dir=download_dir, near=_near(path))
+    return hub_download.download(wanted, token=hf_token, download_dir=download_dir, near=_near(path))
 
 
 def _path(model: str) -> tuple[Path, bool]:

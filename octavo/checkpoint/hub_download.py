@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ from huggingface_hub.errors import (
 
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.gguf_split import parts_of
+from octavo.checkpoint.hub_headers import Source, write_headers
 
 _TIMEOUT = 10
 """Seconds to wait for the hub's answer about a repository."""
@@ -54,35 +57,73 @@ def download(wanted: Wanted, *, token: str | None, download_dir: Path | None, ne
     download left in the cache is used. `near` is what to add when there is no such repository.
     """
     api = HfApi(token=token)
-    try:
-        try:
-            files = _list_files(api, wanted)
-        except Exception as e:
-            if not _is_network(e):
-                raise
+    with _explained(wanted, api, near):
+        chosen = _chosen(api, wanted)
+        return _cached(wanted, download_dir) if chosen is None else _fetched(wanted, chosen, token, download_dir)
+
+
+def headers(wanted: Wanted, folder: Path, *, token: str | None, download_dir: Path | None, near: str = "") -> Path:
+    """As `download`, but of safetensors and .gguf files only the headers, as `write_headers` leaves them in `folder`.
+    (.bin files have none, and are downloaded.)"""
+    api = HfApi(token=token)
+    with _explained(wanted, api, near):
+        chosen = _chosen(api, wanted)
+        if chosen is None:
             return _cached(wanted, download_dir)
-        chosen = _choose(wanted, files)
+        names = [chosen] if isinstance(chosen, str) else chosen
+        weights = [part for name in names if name.endswith((".gguf", ".safetensors")) for part in parts_of(name)]
+        if not weights:
+            return _fetched(wanted, chosen, token, download_dir)
+        write_headers(Source(wanted.repo, wanted.revision, token), weights, folder)
         if isinstance(chosen, str):
-            if missing := [name for name in parts_of(chosen) if name not in files]:
-                raise CheckpointError(f"{wanted.repo} lacks parts of the model: {', '.join(missing[:8])}.")
-            first, *_ = [
-                hf_hub_download(wanted.repo, name, revision=wanted.revision, token=token, cache_dir=download_dir)
-                for name in parts_of(chosen)
-            ]
-            return Path(first)
-        return Path(
-            snapshot_download(
-                wanted.repo,
-                revision=wanted.revision,
-                token=token,
-                cache_dir=download_dir,
-                allow_patterns=[_literal(name) for name in chosen],
-            )
-        )
+            return folder / Path(chosen).name
+        texts = _fetched(wanted, [name for name in chosen if name not in weights], token, download_dir)
+        for file in texts.iterdir():
+            if not (folder / file.name).exists() and file.suffix not in (".safetensors", ".gguf"):
+                (folder / file.name).symlink_to(file.resolve())
+        return folder
+
+
+@contextlib.contextmanager
+def _explained(wanted: Wanted, api: HfApi, near: str) -> Iterator[None]:
+    try:
+        yield
     except CheckpointError:
         raise
     except Exception as e:
         raise CheckpointError(_explain(e, wanted, api, near)) from e
+
+
+def _chosen(api: HfApi, wanted: Wanted) -> str | list[str] | None:
+    """As `_choose`; None where the hub cannot be reached."""
+    try:
+        files = _list_files(api, wanted)
+    except Exception as e:
+        if not _is_network(e):
+            raise
+        return None
+    chosen = _choose(wanted, files)
+    if isinstance(chosen, str) and (missing := [name for name in parts_of(chosen) if name not in files]):
+        raise CheckpointError(f"{wanted.repo} lacks parts of the model: {', '.join(missing[:8])}.")
+    return chosen
+
+
+def _fetched(wanted: Wanted, chosen: str | list[str], token: str | None, download_dir: Path | None) -> Path:
+    if isinstance(chosen, str):
+        first, *_ = [
+            hf_hub_download(wanted.repo, name, revision=wanted.revision, token=token, cache_dir=download_dir)
+            for name in parts_of(chosen)
+        ]
+        return Path(first)
+    return Path(
+        snapshot_download(
+            wanted.repo,
+            revision=wanted.revision,
+            token=token,
+            cache_dir=download_dir,
+            allow_patterns=[_literal(name) for name in chosen],
+        )
+    )
 
 
 def _list_files(api: HfApi, wanted: Wanted) -> list[str]:

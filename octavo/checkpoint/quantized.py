@@ -45,6 +45,14 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
 }
 """quant_method of config.json -> what reads the rest of quantization_config."""
 
+READ_AT_ONCE = (
+    *(".g_idx", ".weight_g_idx", ".weight_shape"),
+    *(".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4", ".weight.quant_map"),
+    ".weight_format",
+    *(".nbits", ".group_size", ".shape", ".axis", ".packing", ".quant_scale", ".quant_zero"),
+)
+"""What the names of tensors end in whose values say what a matrix is: for all others their headers do."""
+
 _DTYPES: dict[str, Any] = {
     "F64": "<f8",
     "F32": "<f4",

@@ -77,6 +77,14 @@ def map_file(path: Path) -> U8:
     return data
 
 
+def offset_of(tensor: Tensor) -> int:
+    """Where in its file the bytes of a tensor begin."""
+    whole = tensor.data.base
+    assert isinstance(whole, np.ndarray), "data is a part of a mapped file"
+    first, at = (array.__array_interface__["data"][0] for array in (whole, tensor.data))
+    return int(at - first)
+
+
 def check_spans(path: Path, spans: Iterable[tuple[str, int, int]], size: int) -> None:
     """Check that the byte spans (name, start, end) lie in [0, size) and do not overlap."""
     before, last = 0, ""

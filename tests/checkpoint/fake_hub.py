@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,7 +54,7 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`requests` are the (method, path) asked so far, `tokens` the tokens sent."""
+    """`requests` are the (method, path) asked so far, `tokens` the tokens sent, `sent` the bytes of files."""
 
     daemon_threads = True
 
@@ -61,6 +62,9 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answer)
         self.requests: list[tuple[str, str]] = []
         self.tokens: set[str | None] = set()
+        self.repositories = dict(REPOSITORIES)
+        self.sent = 0
+        self.knows_ranges = True
         self.status = 200
         """Anything else: the answer to everything."""
 
@@ -103,17 +107,24 @@ class _Answer(BaseHTTPRequestHandler):
             return self._send(self.server.status, b"{}")
         if parts == ["api", "models"]:
             word = parse_qs(url.query)["search"][0]
-            return self._json([{"id": name} for name in REPOSITORIES if word[:3] in name])
+            return self._json([{"id": name} for name in self.server.repositories if word[:3] in name])
         repo = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
-        if repo not in REPOSITORIES:
+        if repo not in self.server.repositories:
             return self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
-        files = REPOSITORIES[repo]
+        files = self.server.repositories[repo]
         if parts[0] == "api":
             return self._api(repo, files, parts[4:])
         if repo == "org/gated" and self.headers.get("Authorization") != "Bearer accepted":
             return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
         content = files["/".join(parts[4:])]
-        self._send(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT})
+        about = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked and self.server.knows_ranges:
+            start, end = int(asked[1]), min(int(asked[2]) + 1, len(content))
+            about["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+            self._send(206, content[start:end], about)
+        else:
+            self._send(200, content, about)
 
     def _api(self, repo: str, files: dict[str, bytes], rest: list[str]) -> None:
         if rest[:1] == ["tree"]:
@@ -136,4 +147,5 @@ class _Answer(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
+            self.server.sent += len(content)
             self.wfile.write(content)
