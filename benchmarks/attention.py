@@ -1,6 +1,8 @@
 """How fast the CPU device's attention is: GFLOP/s and GB/s of steps of prompts, of decodes and of both.
 
-    python benchmarks/attention.py [threads ...]
+    python benchmarks/attention.py [--types float16,int8,...] [--steps decode] [threads ...]
+
+`--types`: of the KV cache, which take turns; `--steps`: only steps whose names have this in them.
 
 A body of one layer is run with one attention and with several; the difference, at the fastest of many runs, is that of
 attention alone. GFLOP/s count two operations for each element of the keys and values that each query head sees; GB/s
@@ -10,7 +12,7 @@ time of all threads instead of the time on the clock: on a machine with other wo
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.devices.cpu.device import CpuCache, CpuDevice, CpuModel
-from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVSpec, Rope, Stored
+from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVShape, KVSpec, Rope, Stored
 
 BLOCK = 16
 MORE = 5
@@ -52,11 +54,11 @@ class Case(NamedTuple):
         seen = sum(self.seen(p) for span in self.spans for p in range(span.context - span.tokens, span.context))
         return 2 * (self.head_dim + (self.latent or self.head_dim)) * self.heads * seen
 
-    def bytes(self) -> int:
+    def bytes(self, dtype: str) -> int:
         tokens = sum(
             min(span.context, self.window + span.tokens) if self.window else span.context for span in self.spans
         )
-        return 2 * (1 if self.latent else 2) * self.head_dim * self.kv_heads * tokens
+        return KVShape(self.kv_heads, self.head_dim, self.latent).bytes(dtype) * tokens
 
 
 def cases() -> list[Case]:
@@ -64,6 +66,7 @@ def cases() -> list[Case]:
         "prompt of 512": (Span(512, 512),),
         "512 at 2048": (Span(512, 2048),),
         "256 at 6000": (Span(256, 6000),),
+        "decode 1 x 4000": (Span(1, 4000),),
         "decode 1 x 8000": (Span(1, 8000),),
         "decode 32 x 512": (Span(1, 512),) * 32,
         "256 at 512 + decode 16 x 2000": (Span(256, 512), *(Span(1, 2000),) * 16),
@@ -117,44 +120,57 @@ def compile_layer(dev: CpuDevice, case: Case, cache: CpuCache, limits: BatchLimi
     return dev.compile(body, lambda ops, x: ops.logits(x, out), limits, cache)
 
 
-def seconds(case: Case, threads: int) -> tuple[float, float]:
-    """Of one attention over the case's step: on the clock, and of all processors together."""
+def seconds(case: Case, threads: int, types: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Of one attention over the case's step, by type of the KV cache: on the clock, and of all processors together."""
     dev = CpuDevice(threads)
     blocks = -(-max(span.context for span in case.spans) // BLOCK)
     table = np.random.default_rng(1).permutation(len(case.spans) * blocks).astype(np.int32)
     table = table.reshape(len(case.spans), blocks)
-    cache = dev.kv_cache(KVSpec(1, case.kv_heads, case.head_dim, "float16", BLOCK, (table.size,), (0,), case.latent))
     limits = BatchLimits(1024, len(case.spans), 1, blocks * BLOCK)
-    fill, one, many = (compile_layer(dev, case, cache, limits, n) for n in (0, 1, 1 + MORE))
-    for slot, span in enumerate(case.spans):
-        for end in range(span.context % 1024 or 1024, span.context + 1, 1024):
-            fill.raw_logits(step(case, [(slot, Span(min(1024, end), end))], table))
+    models = {}
+    for dtype in types:
+        cache = dev.kv_cache(KVSpec(1, case.kv_heads, case.head_dim, dtype, BLOCK, (table.size,), (0,), case.latent))
+        fill, *models[dtype] = (compile_layer(dev, case, cache, limits, n) for n in (0, 1, 1 + MORE))
+        for slot, span in enumerate(case.spans):
+            for end in range(span.context % 1024 or 1024, span.context + 1, 1024):
+                fill.raw_logits(step(case, [(slot, Span(min(1024, end), end))], table))
     work = step(case, list(enumerate(case.spans)), table)
-    best = np.full((2, 2), np.inf)
-    until = time.monotonic() + 1.0
+    best = {dtype: np.full((2, 2), np.inf) for dtype in types}
+    until = time.monotonic() + len(types)
     while time.monotonic() < until:
-        for i, model in enumerate((one, many)):
-            began = time.perf_counter(), time.process_time()
-            model.raw_logits(work)
-            best[i] = np.minimum(best[i], (time.perf_counter() - began[0], time.process_time() - began[1]))
-    clock, processors = (best[1] - best[0]) / MORE
-    return float(clock), float(processors)
+        for dtype, pair in models.items():
+            for i, model in enumerate(pair):
+                began = time.perf_counter(), time.process_time()
+                model.raw_logits(work)
+                took = time.perf_counter() - began[0], time.process_time() - began[1]
+                best[dtype][i] = np.minimum(best[dtype][i], took)
+    return {dtype: tuple((pair[1] - pair[0]) / MORE) for dtype, pair in best.items()}
 
 
-def main(threads: Sequence[int]) -> None:
-    print(f"{'heads':>7}{'dim':>5}  {'step':32}{'threads':>8}{'ms':>9}{'GFLOP/s':>9}{'per thread':>12}{'GB/s':>7}")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", default="float16")
+    parser.add_argument("--steps", default="")
+    parser.add_argument("threads", nargs="*", type=int)
+    options = parser.parse_args()
+    print(
+        f"{'heads':>7}{'dim':>5}  {'step':32}{'cache':>10}{'threads':>8}{'ms':>9}{'GFLOP/s':>9}{'per thread':>12}"
+        f"{'GB/s':>7}"
+    )
     for case in cases():
-        for count in threads:
-            took, processors = seconds(case, count)
-            heads = f"{case.heads}/{case.kv_heads}"
-            name = case.name + (f", window {case.window}" if case.window else "")
-            print(
-                f"{heads:>7}{case.head_dim:5}  {name:32}{count:8}{took * 1e3:9.3f}"
-                f"{case.flops() / took * 1e-9:9.1f}{case.flops() / processors * 1e-9:12.1f}"
-                f"{case.bytes() / took * 1e-9:7.1f}",
-                flush=True,
-            )
+        if options.steps not in case.name:
+            continue
+        for count in options.threads or [1, CpuDevice().threads]:
+            for dtype, (took, processors) in seconds(case, count, options.types.split(",")).items():
+                heads = f"{case.heads}/{case.kv_heads}"
+                name = case.name + (f", window {case.window}" if case.window else "")
+                print(
+                    f"{heads:>7}{case.head_dim:5}  {name:32}{dtype:>10}{count:8}{took * 1e3:9.3f}"
+                    f"{case.flops() / took * 1e-9:9.1f}{case.flops() / processors * 1e-9:12.1f}"
+                    f"{case.bytes(dtype) / took * 1e-9:7.1f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
-    main([int(count) for count in sys.argv[1:]] or [1, CpuDevice().threads])
+    main()

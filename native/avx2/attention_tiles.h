@@ -96,6 +96,29 @@ inline __m256 load_eight(const char* p) {
     }
 }
 
+constexpr bool is_float8(int source) { return source == CACHE_E4M3 || source == CACHE_E5M2; }
+
+// Columns of eight elements that are loaded together: floats of 8 bits are taken apart sixteen at a time, which costs
+// half; for others, one at a time leaves more registers.
+template <int COUNT>
+struct Columns {
+    __m256 column[COUNT];
+};
+
+template <int SOURCE, int J>
+constexpr int kAtOnce = J > 1 && is_float8(SOURCE) ? 2 : 1;
+
+template <int SOURCE, int COUNT>
+inline Columns<COUNT> load_columns(const char* p) {
+    if constexpr (COUNT == 1) {
+        return {load_eight<SOURCE>(p)};
+    } else {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        const __m256i halves = halves_of_float8<SOURCE == CACHE_E4M3 ? E4M3 : E5M2>(bytes);
+        return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+    }
+}
+
 template <int SOURCE>
 inline void prefetch(const char* p) {
     if (SOURCE != COPIED) _mm_prefetch(p, _MM_HINT_T0);
@@ -123,28 +146,34 @@ inline __m256 exp_down(__m256 x) {
     return _mm256_and_ps(y, _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
 }
 
-// acc[r][j] += row(r) * column(j), with the fewer of both in registers: 3 x 4 and 6 x 2 fill all sixteen.
-template <int N, int J, class Row, class Column>
-inline __attribute__((always_inline)) void add_products(__m256 (&acc)[N][J], const Row& row, const Column& column) {
-    if (N < J) {
+// acc[r][j] += row(r) * column j, with the fewer of both in registers: 3 x 4 and 6 x 2 fill all sixteen. `columns(j)`
+// are columns [j, j + COUNT).
+template <int COUNT, int N, int J, class Row, class Load>
+inline __attribute__((always_inline)) void add_products(__m256 (&acc)[N][J], const Row& row, const Load& columns) {
+    if constexpr (N < J) {
         __m256 rows[N];
 #pragma GCC unroll 6
         for (int r = 0; r < N; ++r) rows[r] = row(r);
 #pragma GCC unroll 8
-        for (int j = 0; j < J; ++j) {
-            const __m256 value = column(j);
+        for (int j = 0; j < J; j += COUNT) {
+            const Columns<COUNT> values = columns(j);
+#pragma GCC unroll 2
+            for (int i = 0; i < COUNT; ++i) {
 #pragma GCC unroll 6
-            for (int r = 0; r < N; ++r) acc[r][j] = _mm256_fmadd_ps(rows[r], value, acc[r][j]);
+                for (int r = 0; r < N; ++r) acc[r][j + i] = _mm256_fmadd_ps(rows[r], values.column[i], acc[r][j + i]);
+            }
         }
     } else {
-        __m256 columns[J];
+        Columns<COUNT> values[J / COUNT];
 #pragma GCC unroll 8
-        for (int j = 0; j < J; ++j) columns[j] = column(j);
+        for (int j = 0; j < J; j += COUNT) values[j / COUNT] = columns(j);
 #pragma GCC unroll 6
         for (int r = 0; r < N; ++r) {
             const __m256 value = row(r);
 #pragma GCC unroll 8
-            for (int j = 0; j < J; ++j) acc[r][j] = _mm256_fmadd_ps(value, columns[j], acc[r][j]);
+            for (int j = 0; j < J; ++j) {
+                acc[r][j] = _mm256_fmadd_ps(value, values[j / COUNT].column[j % COUNT], acc[r][j]);
+            }
         }
     }
 }
@@ -158,15 +187,15 @@ inline void dot_keys(const Rows& rows, const StepData& data, int row, int token)
 #pragma GCC unroll 4
         for (int j = 0; j < J; ++j) acc[r][j] = _mm256_setzero_ps();
     }
-    constexpr int kSize = 8 * kBytes<SOURCE>;
+    constexpr int kTogether = kAtOnce<SOURCE, J>;
     const int64_t stride = rows.padded;
     const float* q = rows.q + row * stride;
     const char* k[2] = {data.k[token / 16], data.k[1]};
     const char* next[2] = {data.next_k[token / 16], data.next_k[1]};
     for (int i = 0; i < rows.depth; ++i, ++q) {
-        add_products(
+        add_products<kTogether>(
             acc, [&](int r) { return _mm256_broadcast_ss(q + r * stride); },
-            [&](int j) { return load_eight<SOURCE>(k[j / 2] + j % 2 * kSize); });
+            [&](int j) { return load_columns<SOURCE, kTogether>(k[j / 2] + j % 2 * 8 * kBytes<SOURCE>); });
 #pragma GCC unroll 2
         for (int half = 0; half < J / 2; ++half) {
             prefetch<SOURCE>(next[half]);
@@ -181,13 +210,14 @@ inline void dot_keys(const Rows& rows, const StepData& data, int row, int token)
     }
 }
 
-// Few rows take more columns at once: eight chains at least hide the latency of an fma.
-template <int N>
-constexpr int kVectors = N <= 3 ? 4 : 2;
+// Few rows take more columns at once: eight chains at least hide the latency of an fma, and
+// three rows of float8 six, whose conversion takes longer.
+template <int N, int SOURCE>
+constexpr int kVectors = N <= (is_float8(SOURCE) ? 2 : 3) ? 4 : 2;
 
 template <int N, int SOURCE>
 void dot_step(const Rows& rows, const StepData& data, int row, int low, int high) {
-    constexpr int J = kVectors<N>;
+    constexpr int J = kVectors<N, SOURCE>;
     for (int token = low / (8 * J) * (8 * J); token < high; token += 8 * J) {
         dot_keys<N, J, SOURCE>(rows, data, row, token);
     }
@@ -279,6 +309,7 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
 template <int N, int J, int SOURCE>
 inline void add_columns(const Rows& rows, const StepData& data, int row, int column, int low, int high,
                         const float* factor) {
+    constexpr int kTogether = kAtOnce<SOURCE, J>;
     const int64_t stride = rows.wide;
     float* part = rows.part.sum_v + row * stride + column;
     __m256 acc[N][J];
@@ -296,9 +327,9 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
         const char* v = data.v[half] + from;
         const char* next = data.next_v[half] + from;
         for (; t < end; ++t, ++p, v += data.value_bytes, next += data.value_bytes) {
-            add_products(
+            add_products<kTogether>(
                 acc, [&](int r) { return _mm256_broadcast_ss(p + r * kStep); },
-                [&](int j) { return load_eight<SOURCE>(v + j * 8 * kBytes<SOURCE>); });
+                [&](int j) { return load_columns<SOURCE, kTogether>(v + j * 8 * kBytes<SOURCE>); });
             prefetch<SOURCE>(next);
             if (J * 8 * kBytes<SOURCE> > 64) prefetch<SOURCE>(next + 64);
         }
@@ -312,7 +343,7 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
 
 template <int N, int SOURCE>
 void add_values(const Rows& rows, const StepData& data, int row, int low, int high, const float* factor) {
-    constexpr int J = N == 1 ? 8 : kVectors<N>;
+    constexpr int J = N == 1 ? 8 : kVectors<N, SOURCE>;
     int column = 0;
     for (; column + 8 * J <= rows.wide; column += 8 * J) {
         add_columns<N, J, SOURCE>(rows, data, row, column, low, high, factor);

@@ -14,20 +14,28 @@ enum Float8 { E4M3, E5M2 };
 template <Float8 FORMAT>
 constexpr float kFloat8Unit = FORMAT == E4M3 ? 256.0f : 1.0f;
 
-// Eight floats, divided by kFloat8Unit. As float16 both kinds are exact, their denormals too: E5M2 is the upper byte of
-// a float16, and the bits of E4M3, whose exponent is offset by 7 instead of 15, give its value divided by 256.
+// Floats, divided by kFloat8Unit, as float16 in which both kinds are exact, their denormals too: E5M2 is the upper byte
+// of a float16, and the bits of E4M3, whose exponent is offset by 7 instead of 15, give its value divided by 256.
+template <Float8 FORMAT>
+inline __m256i halves_of_float8(__m128i bytes) {
+    if constexpr (FORMAT == E5M2) {
+        return _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+    } else {
+        // The sign fills the upper bits, and all but the uppermost one of them are cleared.
+        const __m256i half =
+            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7), _mm256_set1_epi16(-0x4001));
+        // Of the magnitude 0x7f, and no other, the next one has a higher bit; with it, the exponent is that of NaN.
+        const __m256i nan =
+            _mm256_and_si256(_mm256_add_epi16(half, _mm256_set1_epi16(0x80)), _mm256_set1_epi16(0x4000));
+        return _mm256_or_si256(half, nan);
+    }
+}
+
+// Eight floats, divided by kFloat8Unit.
 template <Float8 FORMAT>
 inline __m256 from_float8(const void* p) {
     const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
-    if constexpr (FORMAT == E5M2) {
-        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8));
-    } else {
-        // The sign fills the upper bits, and all but the uppermost one of them are cleared.
-        const __m128i half = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7), _mm_set1_epi16(-0x4001));
-        // Of the magnitude 0x7f, and no other, the next one has a higher bit; with it, the exponent is that of NaN.
-        const __m128i nan = _mm_and_si128(_mm_add_epi16(half, _mm_set1_epi16(0x80)), _mm_set1_epi16(0x4000));
-        return _mm256_cvtph_ps(_mm_or_si128(half, nan));
-    }
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(halves_of_float8<FORMAT>(bytes)));
 }
 
 // Eight values, rounded to the nearest, ties to even; those beyond the largest finite float become it.
