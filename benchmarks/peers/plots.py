@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,21 @@ def write(results: Results, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with plt.rc_context(LETTERS):
-        families: dict[str, list[tuple[str, str]]] = {}
-        for entrant in results.entrants([f"closed{streams}" for streams in CURVE], list(MODELS)):
-            families.setdefault(entrant[0].split(" ")[0], []).append(entrant)
-        for family, entrants in families.items():
+        for family, entrants in _families(results, [f"closed{streams}" for streams in CURVE]):
             if lines := curves(results, entrants):
                 written.append(_saved(_concurrency(results, family, lines), folder / f"concurrency-{family}.png"))
-        points = rises(results)
-        if points and results.setup.get("roofs"):
-            written.append(_saved(_roofline(results, points), folder / "roofline.png"))
+        for family, entrants in _families(results, BATCHES):
+            points = rises(results, entrants)
+            if points and results.setup.get("roofs"):
+                written.append(_saved(_roofline(results, family, points), folder / f"roofline-{family}.png"))
     return written
+
+
+def _families(results: Results, workloads: Sequence[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The first word of models' names, and the models and peers that have it."""
+    entrants = results.entrants(workloads, list(MODELS))
+    for family, members in itertools.groupby(entrants, lambda entrant: entrant[0].split(" ")[0]):
+        yield family, list(members)
 
 
 Curve = list[tuple[float, float, float, float]]
@@ -52,13 +58,13 @@ def curves(results: Results, entrants: Sequence[tuple[str, str]]) -> dict[tuple[
     return found
 
 
-def rises(results: Results) -> dict[tuple[str, str], Curve]:
+def rises(results: Results, entrants: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Curve]:
     """Operations per second in GOP/s over operations per byte of weights, of engines without a server.
 
     A batch of M sequences does 2 M operations for a weight that it reads once.
     """
     found: dict[tuple[str, str], Curve] = {}
-    for model, peer in results.entrants(BATCHES, list(MODELS)):
+    for model, peer in entrants:
         for workload in BATCHES:
             cell = Cell(model, peer, workload)
             spread, size = results.spread(cell, "tok_s"), results.spread(cell, "weight_bytes")
@@ -86,7 +92,7 @@ def _concurrency(results: Results, family: str, lines: Mapping[tuple[str, str], 
     return figure
 
 
-def _roofline(results: Results, points: Mapping[tuple[str, str], Curve]) -> Any:
+def _roofline(results: Results, family: str, points: Mapping[tuple[str, str], Curve]) -> Any:
     roofs = results.setup["roofs"]
     figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
     models = list(dict.fromkeys(model for model, _ in points))
@@ -100,13 +106,13 @@ def _roofline(results: Results, points: Mapping[tuple[str, str], Curve]) -> Any:
     axes.annotate(said, (left * 1.1, left * 1.2 * roofs["read_gb_s"]), rotation=35, color="#444")
     for (model, peer), curve in points.items():
         mark = MARKS[models.index(model) % len(MARKS)]
-        _line(axes, curve, f"{peer}, {model}", COLOURS[peer], mark)
+        _line(axes, curve, f"{peer}, {MODELS[model].title}", COLOURS[peer], mark)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations per byte of weights (1, 8, 32 sequences, a prompt of 512)")
     axes.set_ylabel("GOP/s")
-    axes.set_title("Under the roofs of the machine, without a server")
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
+    axes.set_title(f"{family} under the roofs of the machine, without a server")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     _footnote(figure, results)
     return figure
 
