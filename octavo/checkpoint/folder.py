@@ -106,9 +106,16 @@ def _sharded(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str
         if not (index.parent / file).exists():
             raise CheckpointError(f"{index} lists {file!r}, which is not in the folder. Complete the download.")
         files[file] = read(index.parent / file)
+    out: dict[str, Tensor] = {}
     for name, file in where.items():
-        if name not in files[file]:
+        if name in files[file]:
+            out[name] = files[file][name]
+            continue
+        start, _, attribute = name.rpartition(".")  # torchao's tensors in .bin files are several here
+        parts = {n: t for n, t in files[file].items() if n.startswith(f"{start}._{attribute}_") and name in t.metadata}
+        if not parts:
             raise CheckpointError(
                 f"{index} says that tensor {name!r} is in {file}, but it is not. Download both again."
             )
-    return {name: files[file][name] for name, file in where.items()}
+        out |= parts
+    return out

@@ -1,19 +1,21 @@
 """PyTorch's .bin files: a zip archive with a pickle of the tensors' places, and the data beside it, uncompressed.
 
 Unpickling can run any code, so the pickle is read with an unpickler that knows nothing but tensors and plain
-containers, after its opcodes were looked over.
+containers, after its opcodes were looked over. torchao's quantized tensors are objects of its classes, for which others
+stand in that do nothing; what they consist of is named as torchao names it in safetensors files.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import pickletools
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from octavo.checkpoint.errors import CheckpointError
 from octavo.checkpoint.tensor import AGAIN, U8, Tensor, map_file, number_of_elements
@@ -29,7 +31,21 @@ _STORAGES = {
     "CharStorage": ("I8", 1),
     "ByteStorage": ("U8", 1),
     "BoolStorage": ("BOOL", 1),
+    "UntypedStorage": ("U8", 1),
 }
+
+_FLOAT8 = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}
+"""Types whose tensors lie in storages without a type."""
+
+_INERT = {
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch._utils", "_rebuild_wrapper_subclass"),
+    ("torch.serialization", "_get_layout"),
+    *(("torch", name) for name in ("bfloat16", "float16", "float32", "uint8", "int8", *_FLOAT8)),
+    *(("torch", f"int{bits}") for bits in range(1, 8)),
+}
+"""What else belongs to torchao's tensors."""
 
 _MAX_PICKLE = 100_000_000
 _LOCAL_HEADER = 30
@@ -54,6 +70,27 @@ class _Place(NamedTuple):
     offset: Any
     shape: Any
     stride: Any
+
+
+class _Parts(NamedTuple):
+    """A tensor of one of torchao's classes."""
+
+    kind: Any
+    shape: Sequence[int]
+    state: dict[Any, Any]
+    """Its attributes by name."""
+
+
+class _StandIn:
+    """Instead of an object of a class that is not imported: takes anything, keeps nothing."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: Any, **__: Any) -> _StandIn:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        return
 
 
 def read_bin(path: Path) -> dict[str, Tensor]:
@@ -82,7 +119,7 @@ def read_bin(path: Path) -> dict[str, Tensor]:
         content = content["state_dict"]
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a dictionary of tensors.")
-    return {str(name): _tensor(path, str(name), place) for name, place in content.items()}
+    return _tensors(path, {str(name): place for name, place in content.items()})
 
 
 def _entry(path: Path, file: U8, info: zipfile.ZipInfo) -> U8:
@@ -118,8 +155,14 @@ def _unpickle(path: Path, text: bytes, root: str, entries: dict[str, U8]) -> Any
                 return _RebuildTensor()
             if (module, name) == ("torch._utils", "_rebuild_parameter"):
                 return _RebuildParameter()
-            if module == "torch" and name in _STORAGES:
+            if (module, name) == ("torch._utils", "_rebuild_tensor_v3"):
+                return _RebuildFloat8()
+            if (module, name) == ("torch._tensor", "_rebuild_from_type_v2"):
+                return _RebuildParts()
+            if module in ("torch", "torch.storage") and name in _STORAGES:
                 return _StorageType(*_STORAGES[name])
+            if (module, name) in _INERT or module.partition(".")[0] == "torchao":
+                return type(name, (_StandIn,), {"__slots__": ()})
             raise CheckpointError(refused % f"{module}.{name}")
 
         def persistent_load(self, pid: Any) -> _Storage:
@@ -149,11 +192,72 @@ class _RebuildTensor:
         return _Place(storage, offset, shape, stride)
 
 
+class _RebuildFloat8:
+    __slots__ = ()
+
+    def __call__(
+        self, storage: Any, offset: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any
+    ) -> _Place:
+        kind = _FLOAT8.get(_class_name(dtype))
+        if kind is None or not isinstance(storage, _Storage):
+            raise ValueError(f"a tensor without a type that is known ({_class_name(dtype)})")
+        return _Place(storage._replace(kind=kind), offset, shape, stride)
+
+
+class _RebuildParts:
+    __slots__ = ()
+
+    def __call__(self, _function: Any, kind: Any, arguments: Any, state: Any) -> _Parts:
+        _, _, shape, *_ = arguments
+        if not isinstance(state, dict) or not _are_sizes(shape):
+            raise ValueError("a tensor of torchao without attributes or shape")
+        return _Parts(kind, shape, state)
+
+
 class _RebuildParameter:
     __slots__ = ()
 
     def __call__(self, place: Any, *_: Any) -> Any:
         return place
+
+
+def _tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of torchao as "NAME._weight_qdata", …, with what else they say in the metadata of all."""
+    said = {name: json.dumps(_said(place)) for name, place in content.items() if isinstance(place, _Parts)}
+    out = {}
+    for name, place in content.items():
+        if not isinstance(place, _Parts):
+            out[name] = _tensor(path, name, place)._replace(metadata=said)
+            continue
+        module, _, attribute = name.rpartition(".")
+        parts = {key: part for key, part in place.state.items() if isinstance(part, _Place)}
+        if "qdata" not in parts:
+            raise CheckpointError(
+                f"{path}: {name!r} is a {_class_name(place.kind)} of torchao, which cannot be read. Save the model as "
+                "safetensors with a newer version of torchao."
+            )
+        for key, part in parts.items():
+            full = f"{module}._{attribute}_{key}"
+            out[full] = _tensor(path, full, part)._replace(metadata=said)
+    return out
+
+
+def _said(parts: _Parts) -> dict[str, Any]:
+    """As the metadata of torchao's safetensors files says it."""
+    state = parts.state
+    block = state.get("block_size")
+    data: dict[str, Any] = {"block_size": list(block) if _are_sizes(block) else None, "shape": list(parts.shape)}
+    if "target_dtype" in state:
+        data["target_dtype"] = {"_type": "torch.dtype", "_data": _class_name(state["target_dtype"])}
+    return {"_type": _class_name(parts.kind), "_data": data}
+
+
+def _are_sizes(value: Any) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, tuple | list) and all(type(n) is int for n in value)
+
+
+def _class_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else type(kind).__name__
 
 
 def _tensor(path: Path, name: str, place: Any) -> Tensor:

@@ -135,9 +135,24 @@ def test_the_broken_pickles_below_differ_from_a_sound_one(tmp_path: Path) -> Non
     assert tensor.shape == (4,) and tensor.data.view(np.float32).tolist() == [2, 3, 4, 5]
 
 
+def _torchao(name: str, state: str, arguments: str = "(NN(I4\nI4\ntt") -> bytes:
+    """{"w": object of a class of torchao}."""
+    made = (
+        f"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\nctorchao.dtypes\n{name}\n"
+    )
+    return f"(dS'w'\n{made}{arguments}{state}tRs.".encode()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (_torchao("AffineQuantizedTensor", "(d"), "'w' is a AffineQuantizedTensor of torchao, which cannot be read"),
+        (_torchao("Int8Tensor", "I5\n"), "broken pickle .*a tensor of torchao without attributes or shape"),
+        (_torchao("Int8Tensor", "(d", "(NNI4\nt"), "a tensor of torchao without attributes or shape"),
+        (_torchao("Int8Tensor", "(d", "N"), "broken pickle"),
+        (b"(dS'w'\nctorchao.quantization\nrun\n(S'rm'\ntRs.", "'w' is not a tensor but run"),
+        (b"ctorchao\nX\n(dS'a'\nI1\nsb.", "broken pickle"),
+        (b"ctorchaos\nX\n.", r"holds more than tensors \(torchaos.X\)"),
         (_pickle(kind="QUInt8Storage"), r"holds more than tensors \(torch.QUInt8Storage\)"),
         (_pickle(function="cbuiltins\neval\n"), r"holds more than tensors \(builtins.eval\)"),
         (_pickle(function="cnumpy.core.multiarray\nscalar\n"), "holds more than tensors"),

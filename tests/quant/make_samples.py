@@ -126,6 +126,7 @@ def torchao() -> None:
     values["int4.weight"] = _int4_row_dequantize_zp(q, scale.float(), zero.float(), 32)
     tensors, metadata = flatten_tensor_state_dict(weights)
     write("torchao", tensors, values, metadata)
+    torch.save({"plain": torch.ones(3), **weights}, SAMPLES / "torchao.bin")
 
 
 def wide(weight: Any) -> Any:

@@ -1,7 +1,7 @@
 """Checkpoints as AutoRound packs them; see also tests/models/test_gptq_awq.
 
-Tensors and values were compared with what the packers of AutoRound 0.16.1 write (GPTQ's layout with zero points less one,
-AWQ's, MXFP4, MXFP8) and were the same.
+Tensors and values were compared with what the packers of AutoRound 0.16.1 write (GPTQ's layout with zero points less
+one, AWQ's, MXFP4, MXFP8) and were the same.
 """
 
 from __future__ import annotations

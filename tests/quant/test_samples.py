@@ -52,3 +52,18 @@ def test_every_matrix_has_the_values_that_its_maker_reads(method: str, tmp_path:
             else:
                 np.testing.assert_array_equal(got, want, err_msg=name)
     assert seen == KINDS[method]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_torchaos_pickled_tensors_have_the_same_values(sharded: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "torchao"}}))
+    values = load_file(SAMPLES / "torchao-values.safetensors")
+    shutil.copy(SAMPLES / "torchao.bin", tmp_path / ("one.bin" if sharded else "pytorch_model.bin"))
+    if sharded:
+        index = {"weight_map": dict.fromkeys((*values, "plain"), "one.bin")}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.names() == {"plain", *values}
+        np.testing.assert_array_equal(checkpoint.vector("plain"), np.ones(3))
+        for name, want in values.items():
+            np.testing.assert_array_equal(dense(checkpoint.stored(name)), want, err_msg=name)
