@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +12,17 @@ from tests.models.tiny import make
 from tests.runtime.rig import Rig, ids, request
 
 VARIANTS = ["llama", "gemma3", "mistral-window"]
+EIGHT_BITS = [("llama", "int8"), ("gemma3", "int8"), ("llama", "fp8_e4m3"), ("gemma3", "fp8_e5m2")]
+
+
+class Model(NamedTuple):
+    """A model, and the type of the cache that its keys and values are kept in."""
+
+    path: Path
+    kv_dtype: str = "float32"
+
+    def rig(self, **options: Any) -> Rig:
+        return Rig(self.path, kv_dtype=self.kv_dtype, **options)
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +31,10 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make(name, folder)[0] for name in VARIANTS}
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
-def path(request, paths) -> Path:
-    return paths[request.param]
+@pytest.fixture(scope="module", params=[*((variant, "float32") for variant in VARIANTS), *EIGHT_BITS], ids="-".join)
+def model(request, paths) -> Model:
+    variant, kv_dtype = request.param
+    return Model(paths[variant], kv_dtype)
 
 
 PROMPT = ids(7, 117)
@@ -29,13 +42,13 @@ SUBJECT = dict(max_tokens=12, seed=99, temperature=0.9)
 
 
 @pytest.fixture(scope="module")
-def alone(path: Path):
+def alone(model: Model):
     """(tokens, raw logits by position) of the subject, alone in a fresh engine."""
-    return run(path)
+    return run(model)
 
 
-def run(path: Path, others=(), before=(), **rig):
-    r = Rig(path, **rig)
+def run(model: Model, others=(), before=(), **rig):
+    r = model.rig(**rig)
     if before:
         r.generate(list(before))
     subject = request("subject", PROMPT, **SUBJECT)
@@ -67,19 +80,19 @@ def neighbours(count: int) -> list:
     ]
 
 
-def test_among_63_others(path: Path, alone) -> None:
-    assert_same(run(path, neighbours(63), blocks=700), alone)
+def test_among_63_others(model: Model, alone) -> None:
+    assert_same(run(model, neighbours(63), blocks=700), alone)
 
 
 @pytest.mark.parametrize("chunk", [7, 16, 33])
-def test_chunked(path: Path, alone, chunk: int) -> None:
-    assert_same(run(path, max_num_batched_tokens=chunk, max_num_seqs=4), alone)
+def test_chunked(model: Model, alone, chunk: int) -> None:
+    assert_same(run(model, max_num_batched_tokens=chunk, max_num_seqs=4), alone)
 
 
 @pytest.mark.parametrize("shared", [16, 112, 116, 117, 50, 97])
-def test_prefix_hit_of_full_and_partial_blocks(path: Path, alone, shared: int) -> None:
+def test_prefix_hit_of_full_and_partial_blocks(model: Model, alone, shared: int) -> None:
     earlier = request("earlier", PROMPT[:shared] + ids(55, 5), max_tokens=2, seed=5)
-    r = Rig(path)
+    r = model.rig()
     r.generate([earlier])
     deltas = r.generate([request("subject", PROMPT, **SUBJECT)])[("subject", 0)]
     assert deltas[0].cached == min(shared, len(PROMPT) - 1), "the test wants a hit"
@@ -89,11 +102,13 @@ def test_prefix_hit_of_full_and_partial_blocks(path: Path, alone, shared: int) -
     assert_same(got, alone)
 
 
-@pytest.mark.parametrize("variant", ["llama", "gemma3"])  # a model of windows alone never outgrows its admission
-def test_after_preemption(paths, variant: str) -> None:
-    path = paths[variant]
-    alone = run(path)
-    r = Rig(path, blocks=26, max_num_seqs=6, prefix_caching=False)
+@pytest.mark.parametrize(  # a model of windows alone never outgrows its admission
+    ("variant", "kv_dtype"), [("llama", "float32"), ("gemma3", "float32"), *EIGHT_BITS]
+)
+def test_after_preemption(paths, variant: str, kv_dtype: str) -> None:
+    model = Model(paths[variant], kv_dtype)
+    alone = run(model)
+    r = model.rig(blocks=26, max_num_seqs=6, prefix_caching=False)
     # Requests that end at once teach the engine to admit more than fit if all run to their limit.
     r.generate([request(f"short{i}", ids(i, 3), max_tokens=100, eos_ids=tuple(range(199))) for i in range(50)])
     others = [request(f"n{i}", ids(40 + i, 90), max_tokens=60, seed=i) for i in range(5)]
@@ -104,20 +119,20 @@ def test_after_preemption(paths, variant: str) -> None:
     assert_same(got, alone)
 
 
-def test_one_thread(path: Path, alone) -> None:
-    assert_same(run(path, neighbours(5), threads=1), alone)
+def test_one_thread(model: Model, alone) -> None:
+    assert_same(run(model, neighbours(5), threads=1), alone)
 
 
-def test_two_steps_in_flight(path: Path, alone) -> None:
-    assert_same(run(path, neighbours(9), depth=2), alone)
+def test_two_steps_in_flight(model: Model, alone) -> None:
+    assert_same(run(model, neighbours(9), depth=2), alone)
 
 
-def test_block_size(path: Path, alone) -> None:
-    assert_same(run(path, block_size=32), alone)
+def test_block_size(model: Model, alone) -> None:
+    assert_same(run(model, block_size=32), alone)
 
 
-def test_forked_choice_0_equals_the_single_one(path: Path, alone) -> None:
-    r = Rig(path)
+def test_forked_choice_0_equals_the_single_one(model: Model, alone) -> None:
+    r = model.rig()
     tokens = r.tokens([request("subject", PROMPT, n=4, **SUBJECT)])
     got = tokens[("subject", 0)], {k: v for k, v in r.witness.logits.items() if k[1] == 0}
     assert len({tuple(t) for t in tokens.values()}) > 1, "choices draw with keys of their own"
@@ -128,8 +143,8 @@ def test_forked_choice_0_equals_the_single_one(path: Path, alone) -> None:
     assert_same(got, alone)
 
 
-def test_logprobs_asked_change_nothing(path: Path, alone) -> None:
-    r = Rig(path)
+def test_logprobs_asked_change_nothing(model: Model, alone) -> None:
+    r = model.rig()
     subject = request("subject", PROMPT, logprobs=5, **SUBJECT)
     deltas = r.generate([subject])[("subject", 0)]
     got = ([t for d in deltas for t in d.tokens], {k: v for k, v in r.witness.logits.items() if k[0] == 99})
@@ -147,5 +162,6 @@ def test_logprobs_asked_change_nothing(path: Path, alone) -> None:
 
 
 def test_int8_and_int16_activations_hold_too(paths) -> None:
+    model = Model(paths["llama"])
     for mode in ("int16", "int8"):
-        assert_same(run(paths["llama"], neighbours(20), activations=mode), run(paths["llama"], activations=mode))
+        assert_same(run(model, neighbours(20), activations=mode), run(model, activations=mode))
