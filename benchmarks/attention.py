@@ -7,7 +7,9 @@
 A body of one layer is run with one attention and with several; the difference, at the fastest of many runs, is that of
 attention alone. GFLOP/s count two operations for each element of the keys and values that each query head sees; GB/s
 count the cache of every context once, which is what a step has to read at least. "per thread" divides by the processor
-time of all threads instead of the time on the clock: on a machine with other work to do, it says more.
+time of all threads instead of the time on the clock: on a machine with other work to do, it says more. "roofline" is
+the time that memory or multiply-adds need at least, as measured before, as share of the time taken; above 100 % the
+cache of a case lies in the processor's caches.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.devices.cpu.device import CpuCache, CpuDevice, CpuModel
-from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVShape, KVSpec, Rope, Stored
+from octavo.ops.contract import AttentionShape, BatchArrays, BatchLimits, KVShape, KVSpec, Roofline, Rope, Stored
 
 BLOCK = 16
 MORE = 5
@@ -69,6 +71,7 @@ def cases() -> list[Case]:
         "decode 1 x 4000": (Span(1, 4000),),
         "decode 1 x 8000": (Span(1, 8000),),
         "decode 32 x 512": (Span(1, 512),) * 32,
+        "decode 16 x 4000": (Span(1, 4000),) * 16,
         "256 at 512 + decode 16 x 2000": (Span(256, 512), *(Span(1, 2000),) * 16),
     }
     shapes = ((9, 3, 64), (4, 1, 256), (32, 8, 128))
@@ -120,9 +123,18 @@ def compile_layer(dev: CpuDevice, case: Case, cache: CpuCache, limits: BatchLimi
     return dev.compile(body, lambda ops, x: ops.logits(x, out), limits, cache)
 
 
-def seconds(case: Case, threads: int, types: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Of one attention over the case's step, by type of the KV cache: on the clock, and of all processors together."""
-    dev = CpuDevice(threads)
+class Seconds(NamedTuple):
+    """Of one attention over a case's step."""
+
+    clock: float
+    processors: float
+    """Of all together."""
+    least: float
+    """What the machine needs at least."""
+
+
+def seconds(case: Case, dev: CpuDevice, roofline: Roofline, types: Sequence[str]) -> dict[str, Seconds]:
+    """By type of the KV cache."""
     blocks = -(-max(span.context for span in case.spans) // BLOCK)
     table = np.random.default_rng(1).permutation(len(case.spans) * blocks).astype(np.int32)
     table = table.reshape(len(case.spans), blocks)
@@ -144,7 +156,14 @@ def seconds(case: Case, threads: int, types: Sequence[str]) -> dict[str, tuple[f
                 model.raw_logits(work)
                 took = time.perf_counter() - began[0], time.process_time() - began[1]
                 best[dtype][i] = np.minimum(best[dtype][i], took)
-    return {dtype: tuple((pair[1] - pair[0]) / MORE) for dtype, pair in best.items()}
+    found = {}
+    for dtype, (_, many) in models.items():
+        many.start_profile()
+        many.raw_logits(work)
+        least = sum(roofline.seconds(time) for time in many.stop_profile() if time.name.startswith("attend"))
+        clock, processors = (best[dtype][1] - best[dtype][0]) / MORE
+        found[dtype] = Seconds(float(clock), float(processors), least / (1 + MORE))
+    return found
 
 
 def main() -> None:
@@ -153,23 +172,31 @@ def main() -> None:
     parser.add_argument("--steps", default="")
     parser.add_argument("threads", nargs="*", type=int)
     options = parser.parse_args()
+    devices = {count: CpuDevice(count) for count in options.threads or [1, CpuDevice().threads]}
+    rooflines = {count: dev.roofline() for count, dev in devices.items()}
     print(
         f"{'heads':>7}{'dim':>5}  {'step':32}{'cache':>10}{'threads':>8}{'ms':>9}{'GFLOP/s':>9}{'per thread':>12}"
-        f"{'GB/s':>7}"
+        f"{'GB/s':>7}{'roofline':>10}"
     )
     for case in cases():
         if options.steps not in case.name:
             continue
-        for count in options.threads or [1, CpuDevice().threads]:
-            for dtype, (took, processors) in seconds(case, count, options.types.split(",")).items():
+        for count, dev in devices.items():
+            found = seconds(case, dev, rooflines[count], options.types.split(","))
+            for dtype, (took, processors, least) in found.items():
                 heads = f"{case.heads}/{case.kv_heads}"
                 name = case.name + (f", window {case.window}" if case.window else "")
                 print(
                     f"{heads:>7}{case.head_dim:5}  {name:32}{dtype:>10}{count:8}{took * 1e3:9.3f}"
                     f"{case.flops() / took * 1e-9:9.1f}{case.flops() / processors * 1e-9:12.1f}"
-                    f"{case.bytes(dtype) / took * 1e-9:7.1f}",
+                    f"{case.bytes(dtype) / took * 1e-9:7.1f}{least / took:10.0%}",
                     flush=True,
                 )
+    for count, most in rooflines.items():
+        print(
+            f"{count} threads at most: {most.bytes_per_second * 1e-9:.1f} GB/s, "
+            f"{most.operations_per_second[0] * 1e-9:.0f} GFLOP/s"
+        )
 
 
 if __name__ == "__main__":

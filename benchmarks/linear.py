@@ -5,7 +5,8 @@
 A step runs several products over one input; matrices of different weights follow one another, so with few rows they
 come from memory and not from a cache. The shortest of many runs counts, as other work on the machine only ever adds
 time, and the kinds take turns, as that work comes and goes. An operation is a multiplication or an addition:
-rows * n_in * n_out * 2.
+rows * n_in * n_out * 2. The percentage is of the roofline: the time that memory or multiply-adds need at least, as
+measured before, as share of the time taken; more than 100 % means that weights lay in the processor's caches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from octavo.devices.cpu.device import CpuDevice, CpuModel
 from octavo.devices.cpu.recorder import Activations
-from octavo.ops.contract import BatchArrays, BatchLimits, KVSpec, Sampling, Stored
+from octavo.ops.contract import BatchArrays, BatchLimits, KVSpec, Roofline, Sampling, Stored
 from octavo.quant import row_bytes
 
 KINDS = "Q4_0,Q4_1,INT4_32,INT4_128,Q5_0,Q5_1,Q8_0,INT8_128,Q2_K,Q3_K,Q4_K,Q5_K,Q6_K"
@@ -107,6 +108,13 @@ def shortest(model: CpuModel, rows: int, seconds: float) -> float:
     return best
 
 
+def least(model: CpuModel, rows: int, roofline: Roofline) -> float:
+    """Seconds that the products of a step need at least."""
+    model.start_profile()
+    model.run(step_over(rows), no_draws())
+    return sum(roofline.seconds(time) for time in model.stop_profile() if time.name.startswith("linear"))
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -126,9 +134,11 @@ def main() -> None:
     kinds = options.kinds.split(",")
     matrix = {kind: options.n_out * row_bytes(kind, options.n_in) for kind in kinds}
     count = {kind: max(1, round(options.megabytes * 1e6 / one)) for kind, one in matrix.items()}
-    print(f"{'kind':10} threads " + " ".join(f"{f'{rows} rows':>15}" for rows in options.rows) + "  (GOP/s, GB/s)")
+    columns = " ".join(f"{f'{rows} rows':>20}" for rows in options.rows)
+    print(f"{'kind':10} threads {columns}  (GOP/s, GB/s, of the roofline)")
     for threads in options.threads:
         device = CpuDevice(threads, activations)
+        roofline = device.roofline()
         models = {
             kind: products(device, kind, options.n_in, options.n_out, count[kind], max(options.rows)) for kind in kinds
         }
@@ -141,7 +151,9 @@ def main() -> None:
             for rows in options.rows:
                 seconds = taken[kind, rows]
                 operations = 2 * rows * options.n_in * options.n_out * count[kind]
-                figures.append(f"{operations / seconds / 1e9:8.1f} {matrix[kind] * count[kind] / seconds / 1e9:6.2f}")
+                share = least(models[kind], rows, roofline) / seconds
+                rates = (operations / seconds / 1e9, matrix[kind] * count[kind] / seconds / 1e9)
+                figures.append(f"{rates[0]:8.1f} {rates[1]:6.2f} {share:4.0%}")
             print(f"{kind:10} {threads:7} " + " ".join(figures), flush=True)
 
 
