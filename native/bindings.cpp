@@ -611,7 +611,14 @@ void bind_program(nb::module_& m) {
 
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // objects that live until the process ends are no leak
-    m.def("missing_features", [] { return detect_cpu().missing; });
+    m.def("missing_features", [] { return missing_for(TIER_AVX2, read_cpu()); });
+    m.def("kernels", [] { return kTierNames[kernel_tier()]; });
+    m.def(
+        "choose_kernels",
+        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t xcr0, const std::string& wanted) {
+            return kTierNames[choose_tier({leaf1_ecx, leaf7_ebx, leaf7_ecx, xcr0}, wanted)];
+        },
+        nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("xcr0"), nb::arg("wanted"));
     m.def("noise_bits", [](uint64_t seed, int choice, int position, Vector<int64_t> ids, OutVector<uint32_t> out) {
         const uint64_t key = noise_key(seed, choice, position);
         for (size_t i = 0; i < ids.size() && i < out.size(); ++i) out.data()[i] = noise_bits(key, ids.data()[i]);

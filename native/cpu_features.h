@@ -1,15 +1,35 @@
-// What the running CPU offers. Compiled for the baseline: it must run anywhere.
+// What the running CPU offers, and which kernels it can run. Compiled for the baseline: it must run anywhere.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace octavo {
 
-struct CpuFeatures {
-    bool avx2 = false;    // AVX2, FMA, F16C and BMI2, and an operating system that saves the ymm registers
-    std::string missing;  // names of what is missing of these, for the error message
+// The sets of kernels, from the one that asks least of the CPU to the fastest.
+enum Tier : int { TIER_AVX2, TIER_AVX512, TIER_COUNT };
+
+constexpr const char* kTierNames[TIER_COUNT] = {"avx2", "avx512"};
+
+// Registers as cpuid gives them, and extended control register 0: what the operating system saves of a thread.
+struct CpuWords {
+    uint32_t leaf1_ecx;
+    uint32_t leaf7_ebx;
+    uint32_t leaf7_ecx;
+    uint32_t xcr0;  // 0 where it cannot be read
 };
 
-CpuFeatures detect_cpu();
+CpuWords read_cpu();
+
+// Names of what a tier needs and is not there, comma-separated; empty when the CPU can run it.
+std::string missing_for(Tier tier, const CpuWords& cpu);
+
+// The tier called `wanted`, or the fastest that the CPU can run where that is empty. Throws std::runtime_error for a
+// name that is none, and for a tier, the lowest included, that the CPU cannot run.
+Tier choose_tier(const CpuWords& cpu, const std::string& wanted);
+
+// The tier of this process: chosen once, from the environment variable OCTAVO_CPU_KERNELS where that is set. Throws as
+// choose_tier() does.
+Tier kernel_tier();
 
 }  // namespace octavo

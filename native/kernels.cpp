@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <stdexcept>
 
 #include "cpu_features.h"
 
@@ -10,12 +9,7 @@ namespace octavo {
 
 namespace {
 
-Kernels select() {
-    const CpuFeatures cpu = detect_cpu();
-    if (!cpu.avx2) {
-        throw std::runtime_error("this CPU lacks " + cpu.missing +
-                                 ", which the native kernels need; choose the reference device instead");
-    }
+Kernels fill(Tier tier) {
     Kernels table{};
     fill_linear_float_avx2(table);
     fill_linear_int8_avx2(table);
@@ -25,13 +19,17 @@ Kernels select() {
     fill_store_kv_avx2(table);
     fill_vocabulary_avx2(table);
     fill_roofline_avx2(table);
+    if (tier == TIER_AVX2) return table;
+    fill_linear_float_avx512(table);
+    fill_linear_int8_avx512(table);
+    fill_linear_int16_avx512(table);
     return table;
 }
 
 }  // namespace
 
 const Kernels& kernels() {
-    static const Kernels table = select();
+    static const Kernels table = fill(kernel_tier());
     return table;
 }
 

@@ -1,4 +1,4 @@
-// The functions that have an implementation per instruction set, as a table that is filled once from cpuid.
+// The functions that have implementations for several instruction sets, as a table that is filled once from cpuid.
 //
 // The units that implement them are compiled with their own -m flags and keep everything in anonymous namespaces. They
 // include this header, intrinsics and C headers only: an inline function or template shared with other units could be
@@ -226,8 +226,12 @@ void fill_attention_avx2(Kernels&);
 void fill_store_kv_avx2(Kernels&);
 void fill_vocabulary_avx2(Kernels&);
 void fill_roofline_avx2(Kernels&);
+void fill_linear_int8_avx512(Kernels&);
+void fill_linear_int16_avx512(Kernels&);
+void fill_linear_float_avx512(Kernels&);
 
-// The table for this CPU. Throws std::runtime_error that names what the CPU lacks.
+// The table of this process's tier (cpu_features.h); where a tier has no function of its own, that of the tier below.
+// Products have the same bits in all tiers. Throws std::runtime_error that says why no kernels can be used.
 const Kernels& kernels();
 
 }  // namespace octavo

@@ -14,6 +14,13 @@ from octavo.ops.contract import AttentionShape, BatchArrays, Drawn, HeadNorm, Ro
 def missing_features() -> str:
     """Names of the instruction sets the kernels need and this CPU lacks; "" when it has all."""
 
+def kernels() -> str:
+    """The tier of kernels of this process, "avx2" or "avx512": what the environment variable OCTAVO_CPU_KERNELS says,
+    else the fastest that the CPU can run. Raises RuntimeError where it cannot run that, or there is no such tier."""
+
+def choose_kernels(leaf1_ecx: int, leaf7_ebx: int, leaf7_ecx: int, xcr0: int, wanted: str) -> str:
+    """The same for a CPU with these cpuid registers and this extended control register 0, and a wish or ""."""
+
 def noise_bits(
     seed: int, choice: int, position: int, ids: npt.NDArray[np.int64], out: npt.NDArray[np.uint32], /
 ) -> None: ...

@@ -2,6 +2,7 @@
 
 This is the only module that reads environment variables: OCTAVO_CACHE, XDG_CACHE_HOME, OCTAVO_API_KEY, VLLM_API_KEY,
 OMP_NUM_THREADS, and for the command line OCTAVO_ and the name of any option, such as OCTAVO_MAX_MODEL_LEN.
+The native kernels read OCTAVO_CPU_KERNELS themselves, when they are chosen.
 Those of the model hub (HF_TOKEN, HF_HUB_OFFLINE, HF_HOME) are left to its library; `octavo collect-env` shows them.
 """
 
@@ -512,12 +513,12 @@ def environment_api_key() -> tuple[str, ...]:
 
 
 def environment_options() -> dict[str, str]:
-    """What the variables OCTAVO_<NAME> say, by name in small letters, except OCTAVO_CACHE and OCTAVO_API_KEY. Empty
-    ones count as not set, and so do those that Kubernetes makes for a service called octavo (OCTAVO_PORT=tcp://...)."""
+    """What the variables OCTAVO_<NAME> say, by name in small letters, except those that are no options. Empty ones
+    count as not set, and so do those that Kubernetes makes for a service called octavo (OCTAVO_PORT=tcp://...)."""
     return {
         name.removeprefix("OCTAVO_").lower(): text
         for name, text in os.environ.items()
-        if name.startswith("OCTAVO_") and name not in ("OCTAVO_CACHE", "OCTAVO_API_KEY")
+        if name.startswith("OCTAVO_") and name not in ("OCTAVO_CACHE", "OCTAVO_API_KEY", "OCTAVO_CPU_KERNELS")
         if text.strip() and not _OF_KUBERNETES.search(f"{name}={text}")
     }
 

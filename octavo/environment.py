@@ -148,7 +148,7 @@ def _instruction_sets(root: Path) -> str:
 
 
 def _kernels() -> str:
-    """The unit of native kernels that would be used."""
+    """The tier of native kernels that would be used."""
     from octavo.devices import DeviceUnavailable
     from octavo.devices.cpu.native import load_native
 
@@ -156,7 +156,7 @@ def _kernels() -> str:
         native = load_native()
     except DeviceUnavailable as error:
         return str(error)
-    return f"avx2, from {native.__file__}"
+    return f"{native.kernels()}, from {native.__file__}"
 
 
 def _cores_to_use(root: Path) -> str:

@@ -144,9 +144,23 @@ inline __m256 minimum_of(CellPlace at, int half = 0) {
     return _mm256_xor_ps(_mm256_mul_ps(m, _mm256_cvtepi32_ps(t)), _mm256_set1_ps(-0.0f));
 }
 
+// The planes of a cell as vectors: operations on bytes and 16-bit words that quad_of() needs, in one width. Wider units
+// have such a type of their own, for the cells of several panels side by side.
+struct CellPlanes {
+    const uint8_t* first;
+
+    __m256i load(int offset) const { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first + offset)); }
+    static __m256i all(int byte) { return _mm256_set1_epi8(static_cast<char>(byte)); }
+    static __m256i left(__m256i words, int bits) { return _mm256_slli_epi16(words, bits); }
+    static __m256i right(__m256i words, int bits) { return _mm256_srli_epi16(words, bits); }
+    static __m256i look_up(__m128i values, __m256i codes) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
+    }
+};
+
 // What the codes of a kind stand for, plus its zero point; the formats are told in octavo/quant.
-template <int KIND>
-inline __m256i from_codes(__m256i q) {
+template <int KIND, class Cells>
+inline auto from_codes(decltype(Cells::all(0)) q) {
     __m128i values;
     if constexpr (KIND == octavo::MXFP4 || KIND == octavo::E2M1_16) {  // twice the values
         values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
@@ -163,38 +177,47 @@ inline __m256i from_codes(__m256i q) {
     } else {
         return q;
     }
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), q);
+    return Cells::look_up(values, q);
 }
 
 // Quad `index` of a cell as unsigned bytes [column][k in quad], from which the zero point is not yet taken.
-template <int KIND>
-inline __m256i quad_of(const uint8_t* cell, int index) {
+template <int KIND, class Cells>
+inline auto quad_of(Cells cells, int index) {
     constexpr octavo::Planes planes = kKinds[KIND].planes;
     constexpr bool nibbles = planes == octavo::N4 || planes == octavo::N4_B1 || planes == octavo::N4_B2;
     constexpr bool twos = planes == octavo::N4_B2 || planes == octavo::B2 || planes == octavo::B2_B1;
     constexpr bool ones = planes == octavo::N4_B1 || planes == octavo::B2_B1;
     constexpr int low = nibbles ? 4 : 0;                    // bits below those of the plane of twos
     constexpr int below = planes == octavo::N4_B1 ? 4 : 2;  // and of ones
-    const uint8_t* first = cell + kKinds[KIND].meta_bytes;
-    const auto load = [&](int offset) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first + offset)); };
-    const auto moved = [](__m256i v, int left) {
-        return left >= 0 ? _mm256_slli_epi16(v, left) : _mm256_srli_epi16(v, -left);
-    };
-    __m256i q = _mm256_setzero_si256();
+    const auto moved = [](auto v, int left) { return left >= 0 ? Cells::left(v, left) : Cells::right(v, -left); };
+    auto q = Cells::all(0);
     if constexpr (nibbles) {
-        q = load(index % 4 * 32);
-        if (index >= 4) q = _mm256_srli_epi16(q, 4);
-        q = from_codes<KIND>(_mm256_and_si256(q, _mm256_set1_epi8(15)));
+        q = cells.load(index % 4 * 32);
+        if (index >= 4) q = Cells::right(q, 4);
+        q = from_codes<KIND, Cells>(q & Cells::all(15));
     }
     if constexpr (twos) {
-        const __m256i bits = moved(load((nibbles ? 128 : 0) + index / 4 * 32), low - index % 4 * 2);
-        q = _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(3 << low)));
+        q |= moved(cells.load((nibbles ? 128 : 0) + index / 4 * 32), low - index % 4 * 2) & Cells::all(3 << low);
     }
     if constexpr (ones) {
-        const __m256i bits = moved(load(nibbles ? 128 : 64), below - index);
-        q = _mm256_or_si256(q, _mm256_and_si256(bits, _mm256_set1_epi8(1 << below)));
+        q |= moved(cells.load(nibbles ? 128 : 64), below - index) & Cells::all(1 << below);
     }
     return q;
+}
+
+template <int KIND>
+inline __m256i quad_of(const uint8_t* cell, int index) {
+    return quad_of<KIND>(CellPlanes{cell + kKinds[KIND].meta_bytes}, index);
+}
+
+// The sum of 16 activations.
+inline float sum_of_half(const int16_t* a) {
+    const __m256i pairs =
+        _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+    return static_cast<float>(_mm_cvtsi128_si32(sum));
 }
 
 }  // namespace

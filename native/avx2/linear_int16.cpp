@@ -73,16 +73,6 @@ struct CellScales {
     }
 };
 
-// The sum of 16 activations, in every lane.
-inline __m256 sum_of_half(const int16_t* a) {
-    const __m256i pairs =
-        _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)), _mm256_set1_epi16(1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-    return _mm256_cvtepi32_ps(_mm256_broadcastd_epi32(sum));
-}
-
 template <int KIND, int ROWS>
 inline void add_cell(__m256 (&acc)[ROWS], const Pairs<KIND>& w, const CellScales<KIND>& scales, const Act16& x,
                      int64_t index) {
@@ -96,8 +86,8 @@ inline void add_cell(__m256 (&acc)[ROWS], const Pairs<KIND>& w, const CellScales
         for (int r = 0; r < ROWS; ++r) {
             acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), scales.scale[half], acc[r]);
             if constexpr (has_minimum(KIND)) {
-                const __m256 added =
-                    halves == 2 ? sum_of_half(a + r * kCell + 16 * half) : _mm256_broadcast_ss(x.sum + index + r);
+                const __m256 added = halves == 2 ? _mm256_set1_ps(sum_of_half(a + r * kCell + 16 * half))
+                                                 : _mm256_broadcast_ss(x.sum + index + r);
                 acc[r] = _mm256_fmadd_ps(scales.minimum[half], added, acc[r]);
             }
         }

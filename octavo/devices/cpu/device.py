@@ -49,7 +49,10 @@ class CpuDevice:
         self.threads = allowed.threads
         self.pool = self.native.Pool(self.threads)
         noun = "thread" if self.threads == 1 else "threads"
-        self.notes: tuple[str, ...] = (f"{self.threads} {noun} because {allowed.reason}",)
+        self.notes: tuple[str, ...] = (
+            f"{self.threads} {noun} because {allowed.reason}",
+            f"{self.native.kernels()} kernels",
+        )
         """What start-up should say about the device."""
         self.store = self.native.Store()
         self.weight_bytes = 0

@@ -21,6 +21,10 @@ def load_native() -> ModuleType:
             f"This CPU lacks {missing}, which the native kernels need. Only the reference device is available on "
             "this machine."
         )
+    try:
+        native.kernels()
+    except RuntimeError as error:
+        raise DeviceUnavailable(f"{error}.") from error
     return native
 
 

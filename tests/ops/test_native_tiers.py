@@ -1,0 +1,122 @@
+"""Tiers of native kernels: which one a CPU gets, and that products have the same bits in all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from octavo.devices import DeviceUnavailable
+from octavo.devices.cpu.device import CpuDevice
+from octavo.devices.cpu.native import load_native
+from octavo.devices.cpu.recorder import Activations
+from octavo.ops.contract import F32
+from octavo.quant import KINDS
+from tests.ops.harness import Pages, Span, compile_op, f32, random_stored
+
+ROOT = Path(__file__).parents[2]
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 130)
+"""Every number of rows that has code of its own, and some that are cut into several of these."""
+
+LEAF1_ECX = {"FMA": 1 << 12, "XSAVE": 1 << 27, "F16C": 1 << 29}
+LEAF7_EBX = {
+    **{"AVX2": 1 << 5, "BMI2": 1 << 8, "AVX-512 F": 1 << 16, "AVX-512 DQ": 1 << 17},
+    **{"AVX-512 BW": 1 << 30, "AVX-512 VL": 1 << 31},
+}
+LEAF7_ECX = {"AVX-512 VNNI": 1 << 11}
+XCR0 = {"SSE state": 1 << 1, "AVX state": 1 << 2, "masks": 1 << 5, "upper halves": 1 << 6, "upper registers": 1 << 7}
+FOR_AVX2 = {"FMA", "F16C", "AVX2", "BMI2", "SSE state", "AVX state"}
+EVERYTHING = {name for words in (LEAF1_ECX, LEAF7_EBX, LEAF7_ECX, XCR0) for name in words}
+
+
+def chosen(features: set[str], wanted: str = "") -> str:
+    """The tier that a CPU with these features gets."""
+    words = [sum(words[name] for name in features & words.keys()) for words in (LEAF1_ECX, LEAF7_EBX, LEAF7_ECX, XCR0)]
+    return str(load_native().choose_kernels(*words, wanted))
+
+
+def test_the_fastest_tier_that_the_cpu_has() -> None:
+    assert chosen(EVERYTHING) == "avx512"
+    assert chosen(FOR_AVX2) == "avx2"
+    for missing in EVERYTHING - FOR_AVX2 - {"XSAVE"}:
+        assert chosen(EVERYTHING - {missing}) == "avx2", missing
+    for missing in FOR_AVX2:
+        with pytest.raises(RuntimeError, match="this CPU lacks .*, which the kernels called avx2 need"):
+            chosen(EVERYTHING - {missing})
+
+
+def test_a_tier_that_was_asked_for() -> None:
+    assert chosen(EVERYTHING, "avx2") == "avx2"
+    assert chosen(EVERYTHING, "avx512") == "avx512"
+    with pytest.raises(RuntimeError, match="this CPU lacks AVX-512 VNNI, which the kernels called avx512 need"):
+        chosen(EVERYTHING - {"AVX-512 VNNI"}, "avx512")
+    with pytest.raises(RuntimeError, match="lacks operating-system support for AVX-512, which"):
+        chosen(EVERYTHING - {"masks"}, "avx512")
+    with pytest.raises(RuntimeError, match="there are no kernels called 'sse'; there are avx2, avx512"):
+        chosen(EVERYTHING, "sse")
+
+
+def in_tier(tier: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, and the kernels of `tier`."""
+    environment = {**os.environ, "OCTAVO_CPU_KERNELS": tier}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+LOAD = "from octavo.devices.cpu.native import load_native; print(load_native().kernels())"
+
+
+def test_the_environment_chooses() -> None:
+    assert in_tier("avx2", "-c", LOAD).stdout == "avx2\n"
+    assert in_tier("", "-c", LOAD).stdout == f"{load_native().kernels()}\n"
+    failed = in_tier("avx3", "-c", LOAD)
+    assert f"{DeviceUnavailable.__name__}: OCTAVO_CPU_KERNELS=avx3 cannot be used: there are no" in failed.stderr
+
+
+def products() -> dict[str, F32]:
+    """Of every kind of weights and of activations: random rows, each number of them on its own, times a matrix whose
+    last panel has no neighbour; and with more columns than a pass over them takes."""
+    rng = np.random.default_rng(0)
+    found: dict[str, F32] = {}
+    for kind in KINDS:
+        n_out, n_in = 83, 1536
+        stored, x = random_stored(kind, n_out, n_in, rng), rng.standard_normal((max(ROWS), n_in), np.float32)
+        for activations in get_args(Activations):
+            dev, pages = CpuDevice(1, activations), Pages(1, 144)
+            weight, table = dev.weight([stored]), dev.weight([f32(x)])
+            model = compile_op(
+                dev,
+                lambda ops, batch, w=weight, t=table: ops.linear(ops.embed(batch, t, 1.0), w),
+                n_out,
+                pages,
+            )
+            for rows in ROWS:
+                found[f"{kind} {activations} {rows}"] = model.raw_logits(pages.step([Span(0, 0, range(rows))]))
+    return found
+
+
+needs_two = pytest.mark.skipif(load_native().kernels() == "avx2", reason="this CPU, or the environment, has one tier")
+
+
+@needs_two
+def test_products_have_the_same_bits_in_all_tiers(tmp_path: Path) -> None:
+    path = str(tmp_path / "avx2.npz")
+    code = f"import numpy; from tests.ops.test_native_tiers import products; numpy.savez({path!r}, **products())"
+    done = in_tier("avx2", "-c", code)
+    assert done.returncode == 0, done.stderr
+    slow = np.load(path)
+    for name, values in products().items():
+        assert np.array_equal(values.view(np.uint32), slow[name].view(np.uint32)), name
+
+
+@needs_two
+def test_the_tier_below_passes_its_tests_on_this_cpu() -> None:
+    names = ("integers", "attention", "parts")
+    done = in_tier("avx2", "-m", "pytest", "-q", *(f"tests/ops/test_native_{name}.py" for name in names))
+    assert done.returncode == 0, done.stdout[-4000:]
