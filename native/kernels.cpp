@@ -23,6 +23,7 @@ Kernels fill(Tier tier) {
     fill_linear_float_avx512(table);
     fill_linear_int8_avx512(table);
     fill_linear_int16_avx512(table);
+    fill_roofline_avx512(table);
     return table;
 }
 
