@@ -59,7 +59,7 @@ def smoothed(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
 
 
 def int8(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
-    by = weight.abs().amax(-1) / 127
+    by = weight.abs().amax(-1).clamp_min(1e-6) / 127
     q = (weight / by[:, None]).round().to(torch.int8)
     return {".weight": q, ".weight_scale": by}, q * by[:, None]
 

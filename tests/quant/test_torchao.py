@@ -33,7 +33,7 @@ TILES = {"_type": "Int4TilePackedTo4dTensor", "_data": {"block_size": [1, 32], "
 def rounded(weight: torch.Tensor, most: int, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Signed integers [n_out, n_in / 32, 32] and scales [n_out, n_in / 32]."""
     groups = weight.reshape(len(weight), -1, 32)
-    scale = (groups.abs().amax(-1) / most).to(kind)
+    scale = (groups.abs().amax(-1).clamp_min(1e-6) / most).to(kind)
     return (groups / scale.float()[..., None]).round().clamp(-most - 1, most), scale
 
 

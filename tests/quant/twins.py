@@ -41,14 +41,18 @@ def plain(folder: Path, family: str = "Llama", **changes: Any) -> Path:
 
 
 def twins(
-    original: Path, folder: Path, quantize: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]], said: dict[str, Any]
+    original: Path,
+    folder: Path,
+    quantize: Callable[[torch.Tensor], tuple[Parts, torch.Tensor]],
+    said: dict[str, Any],
+    also: tuple[str, ...] = (),
 ) -> tuple[Path, Path]:
-    """(quantized, plain) of a checkpoint in float32: `quantize` makes the tensors of every projection and says what
-    they stand for; `said` is quantization_config."""
+    """(quantized, plain) of a checkpoint in float32: `quantize` makes the tensors of every projection, and of what ends
+    in one of `also`, and says what they stand for; `said` is quantization_config."""
     quantized: Parts = {}
     values: Parts = {}
     for name, tensor in load_file(original / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", *also)):
             parts, values[name] = quantize(tensor)
             values[name] = values[name].float().contiguous()
             assert values[name].shape == tensor.shape
