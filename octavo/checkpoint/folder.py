@@ -24,9 +24,18 @@ _MAX_NAME = 63
 """Characters of a file's name, of which some take four bytes: systems allow 255 bytes."""
 
 
+_TEXTS = {".json", ".jinja", ".model", ".txt"}
+
+
 def open_folder(folder: Path) -> Checkpoint:
     """Read the configuration and the headers of the weight files. Raises CheckpointError."""
     config = read_json(folder / "config.json", "Is this the folder of a Hugging Face model?")
+    try:
+        for file in folder.iterdir():  # of which other parts read some
+            if file.suffix in _TEXTS and file.exists():
+                check_regular(file)
+    except OSError as e:
+        raise CheckpointError(f"{folder} cannot be read: {e.strerror}.") from e
     generation = folder / "generation_config.json"
     generation_config = read_json(generation, "") if generation.exists() else {}
     with believing(f"{folder / 'config.json'}"):

@@ -290,7 +290,8 @@ def test_a_matrix_is_there_as_it_is_or_quantized_not_both(tmp_path: Path) -> Non
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     """Reading a pipe would wait for ever, and /dev/zero has no end."""
     folder_of(tmp_path, LLAMA, PLAIN)
-    for name in ("model.safetensors", "config.json"):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
         (tmp_path / name).rename(tmp_path / "kept")
         (tmp_path / name).symlink_to("/dev/zero")
         with pytest.raises(CheckpointError, match=f"{name} cannot be read: it is a device, a pipe"):
