@@ -138,7 +138,10 @@ def _join(layout: Layout, parts: Mapping[str, Tensor], index: int | None) -> Sto
     """The matrix, or entry `index` of a stack."""
     where = next(iter(parts.values())).file
     with believing(f"{where}: a quantized matrix"):
-        values = {ending: _values(tensor, index) for ending, tensor in parts.items()}
+        values = {
+            ending: _values(tensor, index if tensor.shape[:1] == layout.shape[:1] else None)  # others are of all
+            for ending, tensor in parts.items()
+        }
         stored = layout.build(values)
     *rows, n_in = layout.shape if index is None else layout.shape[1:]
     if stored[:3] != (layout.kind, math.prod(rows), n_in):

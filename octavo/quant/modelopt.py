@@ -11,6 +11,10 @@ MODULE.weight and MODULE.weight_scale are, by their types:
   scales in float32, 8 scale and the product are rounded on their own, which may change the last bits.
 - int8 with a scale per row (SmoothQuant, W8A16).
 
+Stacks of experts for x @ W are NAME_proj and NAME_proj_weight_scale (Llama 4): floats of 8 bits [E, n_in, n_out] with
+one scale, or NVFP4 with both tensors turned, [E, n_in / 2, n_out] and [E, n_in / 16, n_out]; they become
+NAME_proj.weight [E, n_out, n_in].
+
 pre_quant_scale [n_in], by which inputs are multiplied where the layer before could not take that over, becomes part of
 the matrix, which then is float32. What input_scale says of activations is of no concern: they stay floats.
 """
@@ -48,6 +52,8 @@ ALGORITHMS = (
 BLOCK = (128, 128)
 """Rows and columns that share a scale in FP8_PB_WO."""
 
+STACK = "_proj"
+
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -55,10 +61,19 @@ class ModelOpt:
     """quant_method "modelopt"."""
 
     name = "modelopt"
-    endings = (".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale")
-    marks = (".weight_scale",)
+    endings = (
+        ".weight",
+        ".weight_scale",
+        ".weight_scale_2",
+        ".input_scale",
+        ".pre_quant_scale",
+        *(STACK + ending for ending in ("", "_weight_scale", "_weight_scale_2", "_input_scale")),
+    )
+    marks = (".weight_scale", STACK + "_weight_scale")
 
     def layout(self, module: str, heads: Mapping[str, Head]) -> Layout:
+        if STACK + "_weight_scale" in heads:
+            return _stack({_of_matrix(ending): head for ending, head in heads.items()})
         weight, scale, smooth = (heads.get(e) for e in (".weight", ".weight_scale", ".pre_quant_scale"))
         if weight is None or scale is None:
             raise QuantError("it has weight_scale, but no weight")
@@ -87,6 +102,33 @@ def _layout(weight: Head, scale: Head, heads: Mapping[str, Head]) -> Layout:
     if len(scale.shape) == 4 and scale.shape[1::2] == (1, 1):
         heads = {**heads, ".weight_scale": scale._replace(shape=scale.shape[::2])}
     return fp8.layout_of(heads, ".weight", ".weight_scale", BLOCK)
+
+
+def _of_matrix(ending: str) -> str:
+    """The ending that a tensor of a stack has as one of a single matrix."""
+    return ".weight" if ending == STACK else "." + ending.removeprefix(STACK + "_")
+
+
+def _stack(heads: Mapping[str, Head]) -> Layout:
+    weight, scale = heads.get(".weight"), heads[".weight_scale"]
+    if weight is None or len(weight.shape) != 3 or weight.kind not in ("U8", *fp8.FORMATS):
+        said = "not there" if weight is None else f"{weight.kind} {list(weight.shape)}"
+        raise QuantError(f"{STACK} is {said}; U8 or {' or '.join(fp8.FORMATS)} [E, n_in, n_out] are needed")
+    turned = [".weight"] if scale.shape in ((), (1,)) else [".weight", ".weight_scale"]
+    if any(len(heads[e].shape) != 3 for e in turned) or scale.shape not in (
+        (),
+        (1,),
+        (weight.shape[0], *scale.shape[1:]),
+    ):
+        raise QuantError(f"{STACK}_weight_scale is {list(scale.shape)} beside {list(weight.shape)}")
+    entry = {e: head._replace(shape=head.shape[:0:-1]) if e in turned else head for e, head in heads.items()}
+    one = _layout(entry[".weight"], entry[".weight_scale"], entry)
+
+    def build(parts: Mapping[str, Values]) -> Stored:
+        named = {_of_matrix(ending): part for ending, part in parts.items()}
+        return one.build({e: np.ascontiguousarray(part.T) if e in turned else part for e, part in named.items()})
+
+    return Layout(one.kind, (weight.shape[0], *one.shape), build, STACK + ".weight")
 
 
 def _smoothed(layout: Layout, parts: Mapping[str, Values]) -> Stored:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octavo.checkpoint import CheckpointError
+from octavo.checkpoint import CheckpointError, open_checkpoint
 from octavo.ops.contract import Stored
 from octavo.quant import dense
 from tests.devices import NAMES, make_device
@@ -95,3 +95,49 @@ def test_two_ranks_are_the_whole(tmp_path: Path) -> None:
 def test_quant_09_what_does_not_fit_is_refused(parts: Parts, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"'m' cannot be read as modelopt: .*{message}"):
         read(tmp_path, parts)
+
+
+def test_stacks_of_floats_of_8_bits(tmp_path: Path) -> None:
+    """For x @ W, with one scale for all experts."""
+    weight = torch.randn(3, 32, 5, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    parts = {"x_proj": weight, "x_proj_weight_scale": torch.tensor(0.25), "x_proj_input_scale": torch.tensor(2.0)}
+    got = stack(tmp_path, parts, "F8_E4M3_32", (3, 5, 32))
+    np.testing.assert_array_equal(got, (weight.float() * 0.25).mT.numpy())
+
+
+def test_stacks_of_nvfp4(tmp_path: Path) -> None:
+    codes = torch.zeros(2, 16, 3, dtype=torch.uint8)  # [E, n_in / 2, n_out]
+    codes[0, 0, 1], codes[1, 15, 2] = 0x2F, 0x70
+    scale = torch.ones(2, 2, 3)
+    scale[0, 0, 1], scale[1, 1, 2] = 2, 4
+    parts = {"x_proj": codes, "x_proj_weight_scale": scale.to(torch.float8_e4m3fn)}
+    got = stack(tmp_path, parts | {"x_proj_weight_scale_2": torch.tensor(0.5)}, "E2M1_16", (2, 3, 32))
+    want = np.zeros((2, 3, 32), np.float32)
+    want[0, 1, 0], want[0, 1, 1], want[1, 2, 31] = -6, 1, 12
+    np.testing.assert_array_equal(got, want)
+
+
+def stack(folder: Path, parts: Parts, kind: str, shape: tuple[int, ...]) -> Any:
+    """The values of m.x_proj.weight, as its header says it."""
+    save_file({f"m.{name}": part for name, part in parts.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": SAID}))
+    with open_checkpoint(folder) as checkpoint:
+        name = "m.x_proj.weight"
+        assert checkpoint.names() == {name}
+        assert (checkpoint.kind(name), checkpoint.shape(name)) == (kind, shape)
+        return np.stack([dense(checkpoint.stored(name, e)) for e in range(shape[0])])
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"x_proj_weight_scale": torch.ones(2)}, "_proj is not there; U8 or F8_E4M3"),
+        (
+            {"x_proj": torch.zeros(2, 32, 4).to(torch.float8_e4m3fn), "x_proj_weight_scale": torch.ones(3)},
+            r"_proj_weight_scale is \[3\] beside \[2, 32, 4\]",
+        ),
+    ],
+)
+def test_stacks_that_do_not_fit_are_refused(parts: Parts, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"'m.x' cannot be read as modelopt: .*{message}"):
+        stack(tmp_path, parts, "", ())
