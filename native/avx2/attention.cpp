@@ -159,6 +159,12 @@ StepScales scales_of(const AttendItem& item, const HeadShape& shape, int start, 
         const int64_t from = elements + at.offset * sizeof(float);
         memcpy(scales.k + 16 * half, at.keys + from, 16 * sizeof(float));
         memcpy(scales.v + 16 * half, (shape.latent > 0 ? at.keys : at.values) + from, 16 * sizeof(float));
+        const int later = start + kStep + 16 * half;
+        if (later >= item.position + item.tokens) continue;
+        const Cached next = find(item, shape, later);
+        const int64_t ahead = elements + next.offset * sizeof(float);
+        _mm_prefetch(next.keys + ahead, _MM_HINT_T0);
+        if (shape.latent == 0) _mm_prefetch(next.values + ahead, _MM_HINT_T0);
     }
     return scales;
 }

@@ -224,10 +224,12 @@ void dot_step(const Rows& rows, const StepData& data, int row, int low, int high
 }
 
 // The row's scores for the tokens of the step at `start`, scaled, capped and less for those far away, in place.
-__attribute__((noinline)) void bend_scores(const Rows& rows, int row, const HeadShape& shape, int start) {
+__attribute__((noinline)) void bend_scores(const Rows& rows, int row, const HeadShape& shape, int start,
+                                           const float* token_scales) {
     float* score = rows.score + row * kStep;
     for (int j = 0; j < kStep; j += 8) {
         __m256 s = _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_set1_ps(shape.scale));
+        if (token_scales != nullptr) s = _mm256_mul_ps(s, _mm256_load_ps(token_scales + j));
         if (shape.softcap > 0) {
             const __m256 cap = _mm256_set1_ps(shape.softcap);
             s = _mm256_mul_ps(cap, tanh_ps(_mm256_div_ps(s, cap)));
@@ -241,13 +243,14 @@ __attribute__((noinline)) void bend_scores(const Rows& rows, int row, const Head
     }
 }
 
-// The scores times `scale` for the tokens that the row sees, -inf elsewhere, in place. Returns the largest and
-// `before`.
-float scale_scores(float* score, float scale, Seen seen, float before) {
+// The scores times `scale`, and times those of their tokens where there are such, for the tokens that the row sees,
+// -inf elsewhere, in place. Returns the largest and `before`.
+float scale_scores(float* score, float scale, const float* token_scales, Seen seen, float before) {
     __m256 largest = _mm256_set1_ps(before);
     const bool whole = seen.first == 0 && seen.end == kStep;
     for (int j = 0; j < kStep; j += 8) {
         __m256 s = _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_set1_ps(scale));
+        if (token_scales != nullptr) s = _mm256_mul_ps(s, _mm256_load_ps(token_scales + j));
         if (!whole) {
             const __m256i token = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(j));
             const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(seen.first), token),
@@ -260,13 +263,6 @@ float scale_scores(float* score, float scale, Seen seen, float before) {
     return max_lanes(largest);
 }
 
-// score[j] *= scale[j] for the tokens of a step.
-inline void scale_step(float* score, const float* scale) {
-    for (int j = 0; j < kStep; j += 8) {
-        _mm256_storeu_ps(score + j, _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_load_ps(scale + j)));
-    }
-}
-
 // Scores of `count` rows to exp(score - largest so far), their sums, and in rows.factor what the sums of values so far
 // must be multiplied by. With `scales`, the scores get those of the keys first, and the exponentials those of the
 // values when they have been added up.
@@ -276,12 +272,13 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
     alignas(32) float before[8] = {};
     alignas(32) float largest[8] = {};
     const bool bent = shape.softcap > 0 || rows.slope != nullptr;
+    const float* keys = scales == nullptr ? nullptr : scales->k;
     for (int r = 0; r < count; ++r) {
         if (seen[r].first >= seen[r].end) continue;
-        if (scales != nullptr) scale_step(rows.score + (row + r) * kStep, scales->k);
-        if (bent) bend_scores(rows, row + r, shape, start);
+        if (bent) bend_scores(rows, row + r, shape, start, keys);
         before[r] = rows.part.largest[row + r];
-        largest[r] = scale_scores(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale, seen[r], before[r]);
+        largest[r] = scale_scores(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale, bent ? nullptr : keys,
+                                  seen[r], before[r]);
     }
     const __m256 old = _mm256_load_ps(before);
     const __m256 shrink = exp_down(_mm256_sub_ps(old, _mm256_load_ps(largest)));
@@ -295,13 +292,13 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
 #pragma GCC unroll 4
         for (int j = 0; j < kStep / 8; ++j) {
             p[j] = exp_down(_mm256_sub_ps(_mm256_loadu_ps(score + 8 * j), maximum));
-            _mm256_storeu_ps(score + 8 * j, p[j]);
+            const __m256 weight = scales == nullptr ? p[j] : _mm256_mul_ps(p[j], _mm256_load_ps(scales->v + 8 * j));
+            _mm256_storeu_ps(score + 8 * j, weight);
         }
         const float sum = sum_lanes(_mm256_add_ps(_mm256_add_ps(_mm256_add_ps(p[0], p[1]), p[2]), p[3]));
         rows.factor[row + r] = factor[r];
         rows.part.largest[row + r] = largest[r];
         rows.part.sum[row + r] = __builtin_fmaf(rows.part.sum[row + r], factor[r], sum);
-        if (scales != nullptr) scale_step(score, scales->v);
     }
 }
 
