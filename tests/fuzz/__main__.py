@@ -7,6 +7,7 @@ its own with limited memory; an input that is a finding is left in build/fuzz.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 import resource
 import subprocess
@@ -21,7 +22,9 @@ except ModuleNotFoundError:
     atheris = None
 
 if atheris is not None:
-    # An editable install brings a finder of its own, whose modules would not be instrumented.
+    # An editable install brings a finder of its own, which alone finds the kernels, and whose modules would not be
+    # instrumented.
+    importlib.import_module("octavo._native")
     sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
     with atheris.instrument_imports(include=["octavo"]):
         from tests.fuzz.targets import CLEAR, TARGETS
