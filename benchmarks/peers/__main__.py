@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
@@ -226,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = Results.read(options.results or home() / ("short.jsonl" if options.short else "results.jsonl"))
     cells = plan(chosen["parts"] or PARTS, chosen["peers"], chosen["models"], chosen["workloads"])
     if options.rounds:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as with Ctrl-C, the engine that runs is stopped
         Comparison(results, options.short).run(cells, options.rounds)
     if options.write:
         write(results, options.write)
