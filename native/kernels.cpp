@@ -20,6 +20,7 @@ Kernels fill(Tier tier) {
     fill_vocabulary_avx2(table);
     fill_roofline_avx2(table);
     if (tier == TIER_AVX2) return table;
+    fill_attention_avx512(table);
     fill_linear_float_avx512(table);
     fill_linear_int8_avx512(table);
     fill_linear_int16_avx512(table);

@@ -226,13 +226,14 @@ void fill_attention_avx2(Kernels&);
 void fill_store_kv_avx2(Kernels&);
 void fill_vocabulary_avx2(Kernels&);
 void fill_roofline_avx2(Kernels&);
+void fill_attention_avx512(Kernels&);
 void fill_linear_int8_avx512(Kernels&);
 void fill_linear_int16_avx512(Kernels&);
 void fill_linear_float_avx512(Kernels&);
 void fill_roofline_avx512(Kernels&);
 
 // The table of this process's tier (cpu_features.h); where a tier has no function of its own, that of the tier below.
-// Products have the same bits in all tiers. Throws std::runtime_error that says why no kernels can be used.
+// All tiers give the same bits. Throws std::runtime_error that says why no kernels can be used.
 const Kernels& kernels();
 
 }  // namespace octavo

@@ -3,20 +3,18 @@
 #pragma once
 
 #include "../kernels.h"
-#include "float8.h"
-#include "simd.h"
+#include "lanes.h"
 
 namespace {
 
 using namespace octavo;
 
 constexpr int kStep = 32;
-constexpr int kTileRows = 6;      // 6 rows x 16 columns are 12 registers; 2 for the columns and 1 for a row are left
 constexpr int kInPlaceRows = 16;  // so many rows at most read the cache in place; for more, a copy to float32 pays
 const float kMinusInfinity = -__builtin_inff();
 
-inline int at_least(int a, int b) { return a > b ? a : b; }
-inline int at_most(int a, int b) { return a < b ? a : b; }
+constexpr int at_least(int a, int b) { return a > b ? a : b; }
+constexpr int at_most(int a, int b) { return a < b ? a : b; }
 
 // A softmax over a part of the context, for every row.
 struct Partial {
@@ -51,11 +49,6 @@ struct Seen {
     int end;
 };
 
-// Where the keys and values of a step are: in the KV cache itself, by its CacheType, or float32 copies of the elements
-// in the first-level cache. From the KV cache, the same places of the next step are fetched meanwhile: blocks are small
-// and anywhere, which no processor foresees.
-constexpr int COPIED = CACHE_TYPES;
-
 // Two halves of 16 tokens. Of what no row sees, keys may be any that can be read and values any at all.
 struct StepData {
     const char* k[2];
@@ -73,51 +66,8 @@ struct StepScales {
     alignas(32) float v[kStep];
 };
 
-constexpr int source_bytes(int source) { return source == COPIED ? 4 : kCacheTypes[source].bytes; }
-
-template <int SOURCE>
-constexpr int kBytes = source_bytes(SOURCE);
-
 // What the elements that load_eight gives are to be multiplied by, beside the scales of head and token.
 constexpr float element_unit(int type) { return type == CACHE_E4M3 ? kFloat8Unit<E4M3> : 1.0f; }
-
-template <int SOURCE>
-inline __m256 load_eight(const char* p) {
-    if constexpr (SOURCE == CACHE_FLOAT16) {
-        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    } else if constexpr (SOURCE == CACHE_E4M3) {
-        return from_float8<E4M3>(p);
-    } else if constexpr (SOURCE == CACHE_E5M2) {
-        return from_float8<E5M2>(p);
-    } else if constexpr (SOURCE == CACHE_INT8) {
-        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-    } else {
-        return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
-    }
-}
-
-constexpr bool is_float8(int source) { return source == CACHE_E4M3 || source == CACHE_E5M2; }
-
-// Columns of eight elements that are loaded together: floats of 8 bits are taken apart sixteen at a time, which costs
-// half; for others, one at a time leaves more registers.
-template <int COUNT>
-struct Columns {
-    __m256 column[COUNT];
-};
-
-template <int SOURCE, int J>
-constexpr int kAtOnce = J > 1 && is_float8(SOURCE) ? 2 : 1;
-
-template <int SOURCE, int COUNT>
-inline Columns<COUNT> load_columns(const char* p) {
-    if constexpr (COUNT == 1) {
-        return {load_eight<SOURCE>(p)};
-    } else {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        const __m256i halves = halves_of_float8<SOURCE == CACHE_E4M3 ? E4M3 : E5M2>(bytes);
-        return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
-    }
-}
 
 template <int SOURCE>
 inline void prefetch(const char* p) {
@@ -126,100 +76,101 @@ inline void prefetch(const char* p) {
 
 // e^x for x <= 0: x = n ln 2 + r, the minimax polynomial of degree 6 for e^r with 1 + r in front, and n added to the
 // exponent. Relative error below 1e-7; 0 below -87.3, NaN stays NaN, and 0 gives exactly 1.
-inline __m256 exp_down(__m256 x) {
-    const __m256 low = _mm256_set1_ps(-87.3f);
-    const __m256 shift = _mm256_set1_ps(12582912.0f);  // 1.5 * 2^23: a sum has the nearest integer in its low bits
-    const __m256 clamped = _mm256_max_ps(low, x);      // x where that is NaN
-    const __m256 shifted = _mm256_fmadd_ps(clamped, _mm256_set1_ps(1.44269504f), shift);
-    const __m256 n = _mm256_sub_ps(shifted, shift);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), clamped);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-    __m256 p = _mm256_set1_ps(1.38144668e-3f);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.36878042e-3f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.16683942e-2f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166665201f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.499999934f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-    const __m256 y = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), power));
-    return _mm256_and_ps(y, _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
+template <class Lanes>
+inline typename Lanes::Vector exp_down(typename Lanes::Vector x) {
+    using Vector = typename Lanes::Vector;
+    const Vector low = Lanes::all(-87.3f);
+    const Vector shift = Lanes::all(12582912.0f);   // 1.5 * 2^23: a sum has the nearest integer in its low bits
+    const Vector clamped = Lanes::largest(low, x);  // x where that is NaN
+    const Vector shifted = Lanes::fma(clamped, Lanes::all(1.44269504f), shift);
+    const Vector n = shifted - shift;
+    Vector r = Lanes::fma(n, Lanes::all(-0.693359375f), clamped);
+    r = Lanes::fma(n, Lanes::all(2.12194440e-4f), r);
+    Vector p = Lanes::all(1.38144668e-3f);
+    p = Lanes::fma(p, r, Lanes::all(8.36878042e-3f));
+    p = Lanes::fma(p, r, Lanes::all(4.16683942e-2f));
+    p = Lanes::fma(p, r, Lanes::all(0.166665201f));
+    p = Lanes::fma(p, r, Lanes::all(0.499999934f));
+    p = Lanes::fma(p, r, Lanes::all(1.0f));
+    p = Lanes::fma(p, r, Lanes::all(1.0f));
+    return Lanes::zero_below(low, x, Lanes::raise(p, shifted));
 }
 
-// acc[r][j] += row(r) * column j, with the fewer of both in registers: 3 x 4 and 6 x 2 fill all sixteen. `columns(j)`
-// are columns [j, j + COUNT).
-template <int COUNT, int N, int J, class Row, class Load>
-inline __attribute__((always_inline)) void add_products(__m256 (&acc)[N][J], const Row& row, const Load& columns) {
+// acc[r][j] += row(r) * column j, with the fewer of both in registers. `columns(j)` are columns [j, j + COUNT).
+template <class Lanes, int COUNT, int N, int J, class Row, class Load>
+inline __attribute__((always_inline)) void add_products(typename Lanes::Vector (&acc)[N][J], const Row& row,
+                                                        const Load& columns) {
+    using Vector = typename Lanes::Vector;
     if constexpr (N < J) {
-        __m256 rows[N];
-#pragma GCC unroll 6
+        Vector rows[N];
+#pragma GCC unroll 8
         for (int r = 0; r < N; ++r) rows[r] = row(r);
 #pragma GCC unroll 8
         for (int j = 0; j < J; j += COUNT) {
-            const Columns<COUNT> values = columns(j);
+            const Columns<Vector, COUNT> values = columns(j);
 #pragma GCC unroll 2
             for (int i = 0; i < COUNT; ++i) {
-#pragma GCC unroll 6
-                for (int r = 0; r < N; ++r) acc[r][j + i] = _mm256_fmadd_ps(rows[r], values.column[i], acc[r][j + i]);
+#pragma GCC unroll 8
+                for (int r = 0; r < N; ++r) acc[r][j + i] = Lanes::fma(rows[r], values.column[i], acc[r][j + i]);
             }
         }
     } else {
-        Columns<COUNT> values[J / COUNT];
+        Columns<Vector, COUNT> values[J / COUNT];
 #pragma GCC unroll 8
         for (int j = 0; j < J; j += COUNT) values[j / COUNT] = columns(j);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
-            const __m256 value = row(r);
+            const Vector value = row(r);
 #pragma GCC unroll 8
             for (int j = 0; j < J; ++j) {
-                acc[r][j] = _mm256_fmadd_ps(value, values[j / COUNT].column[j % COUNT], acc[r][j]);
+                acc[r][j] = Lanes::fma(value, values[j / COUNT].column[j % COUNT], acc[r][j]);
             }
         }
     }
 }
 
-// Scores of N rows against 8 * J keys of the step from `token`: one fma chain per score, ascending element.
-template <int N, int J, int SOURCE>
+// Scores of N rows against J vectors of keys of the step from `token`: one fma chain per score, ascending element.
+template <class Lanes, int N, int J, int SOURCE>
 inline void dot_keys(const Rows& rows, const StepData& data, int row, int token) {
-    __m256 acc[N][J];
-#pragma GCC unroll 6
+    typename Lanes::Vector acc[N][J];
+#pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 4
-        for (int j = 0; j < J; ++j) acc[r][j] = _mm256_setzero_ps();
+        for (int j = 0; j < J; ++j) acc[r][j] = Lanes::all(0.0f);
     }
-    constexpr int kTogether = kAtOnce<SOURCE, J>;
+    constexpr int kTogether = Lanes::template kAtOnce<SOURCE, J>;
+    constexpr int kOfHalf = 16 / Lanes::kCount;
+    constexpr int kSize = Lanes::kCount * kBytes<SOURCE>;
     const int64_t stride = rows.padded;
     const float* q = rows.q + row * stride;
     const char* k[2] = {data.k[token / 16], data.k[1]};
     const char* next[2] = {data.next_k[token / 16], data.next_k[1]};
     for (int i = 0; i < rows.depth; ++i, ++q) {
-        add_products<kTogether>(
-            acc, [&](int r) { return _mm256_broadcast_ss(q + r * stride); },
-            [&](int j) { return load_columns<SOURCE, kTogether>(k[j / 2] + j % 2 * 8 * kBytes<SOURCE>); });
+        add_products<Lanes, kTogether>(
+            acc, [&](int r) { return Lanes::all(q[r * stride]); },
+            [&](int j) { return Lanes::template columns<SOURCE, kTogether>(k[j / kOfHalf] + j % kOfHalf * kSize); });
 #pragma GCC unroll 2
-        for (int half = 0; half < J / 2; ++half) {
+        for (int half = 0; half < J / kOfHalf; ++half) {
             prefetch<SOURCE>(next[half]);
             k[half] += data.key_bytes;
             next[half] += data.key_bytes;
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 4
-        for (int j = 0; j < J; ++j) _mm256_storeu_ps(rows.score + (row + r) * kStep + token + 8 * j, acc[r][j]);
+        for (int j = 0; j < J; ++j) {
+            Lanes::store(rows.score + (row + r) * kStep + token + Lanes::kCount * j, acc[r][j]);
+        }
     }
 }
 
-// Few rows take more columns at once: eight chains at least hide the latency of an fma, and
-// three rows of float8 six, whose conversion takes longer.
-template <int N, int SOURCE>
-constexpr int kVectors = N <= (is_float8(SOURCE) ? 2 : 3) ? 4 : 2;
-
-template <int N, int SOURCE>
+template <class Lanes, int N, int SOURCE>
 void dot_step(const Rows& rows, const StepData& data, int row, int low, int high) {
-    constexpr int J = kVectors<N, SOURCE>;
-    for (int token = low / (8 * J) * (8 * J); token < high; token += 8 * J) {
-        dot_keys<N, J, SOURCE>(rows, data, row, token);
+    constexpr int J = at_most(Lanes::template kVectors<N, SOURCE>, kStep / Lanes::kCount);
+    constexpr int kTokens = Lanes::kCount * J;
+    for (int token = low / kTokens * kTokens; token < high; token += kTokens) {
+        dot_keys<Lanes, N, J, SOURCE>(rows, data, row, token);
     }
 }
 
@@ -245,27 +196,24 @@ __attribute__((noinline)) void bend_scores(const Rows& rows, int row, const Head
 
 // The scores times `scale`, and times those of their tokens where there are such, for the tokens that the row sees,
 // -inf elsewhere, in place. Returns the largest and `before`.
+template <class Lanes>
 float scale_scores(float* score, float scale, const float* token_scales, Seen seen, float before) {
-    __m256 largest = _mm256_set1_ps(before);
+    auto largest = Lanes::all(before);
     const bool whole = seen.first == 0 && seen.end == kStep;
-    for (int j = 0; j < kStep; j += 8) {
-        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_set1_ps(scale));
-        if (token_scales != nullptr) s = _mm256_mul_ps(s, _mm256_load_ps(token_scales + j));
-        if (!whole) {
-            const __m256i token = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(j));
-            const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(seen.first), token),
-                                                   _mm256_cmpgt_epi32(token, _mm256_set1_epi32(seen.end - 1)));
-            s = _mm256_blendv_ps(s, _mm256_set1_ps(kMinusInfinity), _mm256_castsi256_ps(hidden));
-        }
-        _mm256_storeu_ps(score + j, s);
-        largest = _mm256_max_ps(largest, s);
+    for (int j = 0; j < kStep; j += Lanes::kCount) {
+        auto s = Lanes::load(score + j) * Lanes::all(scale);
+        if (token_scales != nullptr) s = s * Lanes::load(token_scales + j);
+        if (!whole) s = Lanes::between(seen.first - j, seen.end - j, s, kMinusInfinity);
+        Lanes::store(score + j, s);
+        largest = Lanes::largest(largest, s);
     }
-    return max_lanes(largest);
+    return Lanes::largest_of(largest);
 }
 
 // Scores of `count` rows to exp(score - largest so far), their sums, and in rows.factor what the sums of values so far
 // must be multiplied by. With `scales`, the scores get those of the keys first, and the exponentials those of the
 // values when they have been added up.
+template <class Lanes>
 void soften(const Rows& rows, int row, int count, int start, const Seen* seen, const HeadShape& shape,
             const StepScales* scales) {
     alignas(32) float factor[8];
@@ -277,44 +225,45 @@ void soften(const Rows& rows, int row, int count, int start, const Seen* seen, c
         if (seen[r].first >= seen[r].end) continue;
         if (bent) bend_scores(rows, row + r, shape, start, keys);
         before[r] = rows.part.largest[row + r];
-        largest[r] = scale_scores(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale, bent ? nullptr : keys,
-                                  seen[r], before[r]);
+        largest[r] = scale_scores<Lanes>(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale,
+                                         bent ? nullptr : keys, seen[r], before[r]);
     }
     const __m256 old = _mm256_load_ps(before);
-    const __m256 shrink = exp_down(_mm256_sub_ps(old, _mm256_load_ps(largest)));
+    const __m256 shrink = exp_down<Eight>(old - _mm256_load_ps(largest));
     const __m256 none = _mm256_cmp_ps(old, _mm256_set1_ps(kMinusInfinity), _CMP_EQ_OQ);
     _mm256_store_ps(factor, _mm256_andnot_ps(none, shrink));
     for (int r = 0; r < count; ++r) {
         if (seen[r].first >= seen[r].end) continue;
         float* score = rows.score + (row + r) * kStep;
-        const __m256 maximum = _mm256_set1_ps(largest[r]);
-        __m256 p[kStep / 8];
+        constexpr int kVectors = kStep / Lanes::kCount;
+        typename Lanes::Vector p[kVectors];
 #pragma GCC unroll 4
-        for (int j = 0; j < kStep / 8; ++j) {
-            p[j] = exp_down(_mm256_sub_ps(_mm256_loadu_ps(score + 8 * j), maximum));
-            const __m256 weight = scales == nullptr ? p[j] : _mm256_mul_ps(p[j], _mm256_load_ps(scales->v + 8 * j));
-            _mm256_storeu_ps(score + 8 * j, weight);
+        for (int j = 0; j < kVectors; ++j) {
+            p[j] = exp_down<Lanes>(Lanes::load(score + Lanes::kCount * j) - Lanes::all(largest[r]));
+            Lanes::store(score + Lanes::kCount * j,
+                         scales == nullptr ? p[j] : p[j] * Lanes::load(scales->v + Lanes::kCount * j));
         }
-        const float sum = sum_lanes(_mm256_add_ps(_mm256_add_ps(_mm256_add_ps(p[0], p[1]), p[2]), p[3]));
+        const float sum = Lanes::sum_of(p);
         rows.factor[row + r] = factor[r];
         rows.part.largest[row + r] = largest[r];
         rows.part.sum[row + r] = __builtin_fmaf(rows.part.sum[row + r], factor[r], sum);
     }
 }
 
-// sum_v = sum_v * factor + sum over tokens [low, high) of p * v, ascending, for N rows and 8 * J columns.
-template <int N, int J, int SOURCE>
+// sum_v = sum_v * factor + sum over tokens [low, high) of p * v, ascending, for N rows and J vectors of columns.
+template <class Lanes, int N, int J, int SOURCE>
 inline void add_columns(const Rows& rows, const StepData& data, int row, int column, int low, int high,
                         const float* factor) {
-    constexpr int kTogether = kAtOnce<SOURCE, J>;
+    constexpr int kTogether = Lanes::template kAtOnce<SOURCE, J>;
+    constexpr int kSize = Lanes::kCount * kBytes<SOURCE>;
     const int64_t stride = rows.wide;
     float* part = rows.part.sum_v + row * stride + column;
-    __m256 acc[N][J];
-#pragma GCC unroll 6
-    for (int r = 0; r < N; ++r) {
-        const __m256 wide = _mm256_broadcast_ss(factor + r);
+    typename Lanes::Vector acc[N][J];
 #pragma GCC unroll 8
-        for (int j = 0; j < J; ++j) acc[r][j] = _mm256_mul_ps(_mm256_loadu_ps(part + r * stride + 8 * j), wide);
+    for (int r = 0; r < N; ++r) {
+        const auto wide = Lanes::all(factor[r]);
+#pragma GCC unroll 8
+        for (int j = 0; j < J; ++j) acc[r][j] = Lanes::load(part + r * stride + Lanes::kCount * j) * wide;
     }
     const float* p = rows.score + row * kStep + low;
     for (int t = low; t < high;) {
@@ -324,35 +273,35 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
         const char* v = data.v[half] + from;
         const char* next = data.next_v[half] + from;
         for (; t < end; ++t, ++p, v += data.value_bytes, next += data.value_bytes) {
-            add_products<kTogether>(
-                acc, [&](int r) { return _mm256_broadcast_ss(p + r * kStep); },
-                [&](int j) { return load_columns<SOURCE, kTogether>(v + j * 8 * kBytes<SOURCE>); });
+            add_products<Lanes, kTogether>(
+                acc, [&](int r) { return Lanes::all(p[r * kStep]); },
+                [&](int j) { return Lanes::template columns<SOURCE, kTogether>(v + j * kSize); });
             prefetch<SOURCE>(next);
-            if (J * 8 * kBytes<SOURCE> > 64) prefetch<SOURCE>(next + 64);
+            if (J * kSize > 64) prefetch<SOURCE>(next + 64);
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 8
-        for (int j = 0; j < J; ++j) _mm256_storeu_ps(part + r * stride + 8 * j, acc[r][j]);
+        for (int j = 0; j < J; ++j) Lanes::store(part + r * stride + Lanes::kCount * j, acc[r][j]);
     }
 }
 
-template <int N, int SOURCE>
+template <class Lanes, int N, int SOURCE>
 void add_values(const Rows& rows, const StepData& data, int row, int low, int high, const float* factor) {
-    constexpr int J = N == 1 ? 8 : kVectors<N, SOURCE>;
+    constexpr int J = Lanes::template kVectors<N, SOURCE>;
     int column = 0;
-    for (; column + 8 * J <= rows.wide; column += 8 * J) {
-        add_columns<N, J, SOURCE>(rows, data, row, column, low, high, factor);
+    for (; column + Lanes::kCount * J <= rows.wide; column += Lanes::kCount * J) {
+        add_columns<Lanes, N, J, SOURCE>(rows, data, row, column, low, high, factor);
     }
     for (; column < rows.wide; column += 8) {
-        add_columns<N, 1, SOURCE>(rows, data, row, column, low, high, factor);
+        add_columns<Eight, N, 1, SOURCE>(rows, data, row, column, low, high, factor);
     }
 }
 
 // Rows of a tile go together over the tokens that all of them see, and alone before and after: to each it is one chain
 // of ascending tokens, and p = 0 never meets the value of a token that a row does not see.
-template <int N, int SOURCE>
+template <class Lanes, int N, int SOURCE>
 void add_step(const Rows& rows, const StepData& data, int row, const Seen* seen, float* factor) {
     int low = 0;
     int high = kStep;
@@ -365,14 +314,14 @@ void add_step(const Rows& rows, const StepData& data, int row, const Seen* seen,
     for (int r = 0; r < N; ++r) {
         const int end = at_most(low, seen[r].end);
         if (seen[r].first >= end) continue;
-        add_values<1, SOURCE>(rows, data, row + r, seen[r].first, end, factor + r);
+        add_values<Lanes, 1, SOURCE>(rows, data, row + r, seen[r].first, end, factor + r);
         factor[r] = 1;
     }
     if (!together) return;
-    add_values<N, SOURCE>(rows, data, row, low, high, factor);
+    add_values<Lanes, N, SOURCE>(rows, data, row, low, high, factor);
     const float one = 1;
     for (int r = 0; r < N; ++r) {
-        if (high < seen[r].end) add_values<1, SOURCE>(rows, data, row + r, high, seen[r].end, &one);
+        if (high < seen[r].end) add_values<Lanes, 1, SOURCE>(rows, data, row + r, high, seen[r].end, &one);
     }
 }
 
@@ -382,11 +331,20 @@ struct TileFns {
     void (*add)(const Rows&, const StepData&, int row, const Seen*, float* factor);
 };
 
-template <int SOURCE, int N>
-constexpr TileFns kTile = {dot_step<N, SOURCE>, add_step<N, SOURCE>};
+template <class Lanes, int SOURCE, int N>
+constexpr TileFns kTile = {dot_step<Lanes, N, SOURCE>, add_step<Lanes, N, SOURCE>};
 
-template <int SOURCE>
-constexpr TileFns kTiles[kTileRows] = {kTile<SOURCE, 1>, kTile<SOURCE, 2>, kTile<SOURCE, 3>,
-                                       kTile<SOURCE, 4>, kTile<SOURCE, 5>, kTile<SOURCE, 6>};
+// The last two stand only where the lanes have tiles of so many rows.
+template <class L, int SOURCE>
+constexpr TileFns kTiles[] = {
+    kTile<L, SOURCE, 1>,
+    kTile<L, SOURCE, 2>,
+    kTile<L, SOURCE, 3>,
+    kTile<L, SOURCE, 4>,
+    kTile<L, SOURCE, 5>,
+    kTile<L, SOURCE, 6>,
+    kTile<L, SOURCE, at_most(7, L::kTileRows)>,
+    kTile<L, SOURCE, at_most(8, L::kTileRows)>,
+};
 
 }  // namespace
