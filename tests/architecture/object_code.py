@@ -2,8 +2,9 @@
 
     python -m tests.architecture.object_code
 
-A loop that is there for multiply-adds must keep its vectors in registers, and an object must have no instruction that
-the processors it is for do not know. Tells what is wrong, and ends with status 1 then.
+A loop that is there for multiply-adds must keep its vectors in registers, an object must have no instruction that the
+processors it is for do not know, and none may lend such code to other objects. Tells what is
+wrong, and ends with status 1 then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 _FUNCTION = re.compile(r"[0-9a-f]+ <(.+)>:$")
 _LINE = re.compile(r" *([0-9a-f]+):\t(?:\{\w+\} )?(\S+)\s*(.*)$")
 _STACK = re.compile(r",-?(?:0x[0-9a-f]+)?\(%r(sp|bp)\)$")
+_SYMBOL = re.compile(r"[0-9a-f]+ (\w) (.+)$")
 _VECTOR = re.compile(r"%[xyz]mm\d")
 _JUMPS = ("j", "loop")
 MULTIPLY_ADDS = ("vfmadd", "vfnmadd", "vpmadd", "vpdp", "vdpbf")
@@ -159,11 +161,19 @@ def faults(folder: str, unit: str, found: list[Function]) -> list[str]:
     return [f"native/{folder}{'/' if folder else ''}{unit}.cpp: {one}" for one in wrong]
 
 
+def shared(object_file: Path) -> list[str]:
+    """Functions and data that the linker may merge with those of other objects, keeping any one of the copies."""
+    listing = subprocess.run(["nm", "--demangle", str(object_file)], check=True, capture_output=True, text=True).stdout
+    return [found[2] for line in listing.splitlines() if (found := _SYMBOL.match(line)) and found[1] in "WVu"]
+
+
 def main() -> int:
     wrong = []
     for folder in WIDTHS:
         for unit, path in newest_objects(folder).items():
             wrong += faults(folder, unit, [*functions(path)])
+            if folder:  # what other objects shared with it, an older CPU could not run
+                wrong += [f"native/{folder}/{unit}.cpp: {name} may become that of all units" for name in shared(path)]
     print("\n".join(wrong) if wrong else "object code: clean")
     return 1 if wrong else 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.object_code import ROOT, WIDTHS, Function, faults, functions, main, newest_objects
+from tests.architecture.object_code import ROOT, WIDTHS, Function, faults, functions, main, newest_objects, shared
 
 LOOP = """
 #include <immintrin.h>
@@ -80,3 +80,10 @@ def test_instructions_beyond_the_folder(tmp_path: Path, folder: str, code: str, 
 def test_a_product_without_fused_multiply_adds(tmp_path: Path) -> None:
     [told] = faults("avx2", "attention", compiled(tmp_path, PLAIN, "-mavx2"))
     assert told == "native/avx2/attention.cpp: no loop has a fused multiply-add"
+
+
+@pytest.mark.parametrize(("linkage", "expected"), [("inline", ["half(float)"]), ("static", [])])
+def test_code_that_the_linker_may_share(tmp_path: Path, linkage: str, expected: list[str]) -> None:
+    half = f"{linkage} __attribute__((noinline)) float half(float x) {{ return x / 2; }}"
+    compiled(tmp_path, f"{half}\nfloat use(float x) {{ return half(x); }}")
+    assert shared(tmp_path / "sample.o") == expected
