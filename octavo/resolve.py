@@ -163,6 +163,10 @@ def resolve(
 class Scales(Protocol):
     """What a checkpoint has for an FP8 KV cache."""
 
+    @property
+    def other(self) -> str:
+        """What it wants the cache to hold in place of FP8; empty: nothing of the kind."""
+
     def of(self, layer: int, whose: str) -> F32 | None:
         """Of the keys ("k") or values ("v") of a layer: one number, or one for each KV head; None: it has none."""
 
@@ -174,6 +178,12 @@ def with_scales(spec: KVSpec, layers: Sequence[int], scales: Scales) -> tuple[KV
     Where only keys or only values have scales, these serve both, and 1 where neither has, as in vLLM. Raises
     ConfigError for scales that do not fit the cache.
     """
+    if scales.other:
+        unknown = (
+            f"the checkpoint was made for a KV cache of {scales.other}, which Octavo has none of: it is kept in "
+            f"{spec.dtype}, and the checkpoint's scales are not used"
+        )
+        return spec, (unknown,)
     found = [(layer, scales.of(layer, "k"), scales.of(layer, "v")) for layer in layers]
     have = sum(k is not None or v is not None for _, k, v in found)
     if not spec.dtype.startswith("fp8"):

@@ -103,6 +103,8 @@ class EngineNumbers(Collector):
         """It takes requests now; while it does not, the gauges read 0."""
         self.restarts = 0
         self.replayed = 0
+        self.cache_dtype = ""
+        """Type of the KV cache, which "auto" leaves to the model; empty until it is loaded."""
         self._labels = labels
         self._settings = {
             option.name: str(getattr(config, option.name))
@@ -148,11 +150,11 @@ class EngineNumbers(Collector):
         yield counter("octavo:requests_replayed", replayed, self._labels, self.replayed)
         yield self._waiting(now)
         yield from self._blocks(now)
-        if now.blocks_total:
+        if now.blocks_total and self.cache_dtype:
             text = "The settings of the KV cache, as labels."
             settings = {
                 **self._settings,
-                "cache_dtype": self._settings["kv_cache_dtype"],
+                "cache_dtype": self.cache_dtype,
                 "num_gpu_blocks": str(now.blocks_total),
                 "num_cpu_blocks": "0",
             }

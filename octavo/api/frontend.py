@@ -93,6 +93,7 @@ class Service:
     def open(self, frontend: Frontend) -> None:
         """From now on requests are answered."""
         self._frontend = frontend
+        self.metrics.engine.cache_dtype = frontend.info.kv_dtype
         if (log := request_log(self.config, frontend.tokenizer)) is not None:
             self.listeners.append(log)
 

@@ -35,6 +35,8 @@ class CacheScales(NamedTuple):
 
     wanted: bool = False
     """The config says that keys and values are to be kept as FP8."""
+    other: str = ""
+    """What the config wants them to be kept as if not as FP8: for a sentence. Its scales are left out."""
     tensors: Mapping[tuple[int, str], Tensor] = {}
     """(layer, "k" or "v") -> one scale, or one for each KV head."""
 
@@ -63,13 +65,16 @@ def split(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str,
     rest = {name: tensor for name, tensor in tensors.items() if name not in scales}
     scheme = said.get("kv_cache_scheme")
     if isinstance(scheme, Mapping):
-        wanted = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) and scheme.get("symmetric") is not False
-        if not wanted:
-            return rest, NO_SCALES  # scales of something else
+        symmetric = scheme.get("symmetric") is not False
+        wanted = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) and symmetric
+        other = f"{'' if symmetric else 'asymmetric '}{scheme.get('type')} of {scheme.get('num_bits')} bits"
     else:
         algorithms = said.get("quantization")
         algorithm = (algorithms if isinstance(algorithms, Mapping) else said).get("kv_cache_quant_algo")
         wanted = str(algorithm).upper() == "FP8"
+        other = str(algorithm) if algorithm else ""
+    if other and not wanted:
+        return rest, CacheScales(other=other)
     found: dict[tuple[int, str], Tensor] = {}
     named = text_model(config, scales)[1]
     for ending, whose in ENDINGS:
@@ -77,4 +82,4 @@ def split(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str,
             if layer := _LAYER.search(name):
                 for one in whose:
                     found.setdefault((int(layer[1]), one), named[name])
-    return rest, CacheScales(wanted, found)
+    return rest, CacheScales(wanted, tensors=found)

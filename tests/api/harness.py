@@ -204,6 +204,7 @@ def make_info(tokenizer: Tokenizer) -> ModelInfo:
         model=MODEL,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=tokenizer.vocab_size,
+        kv_dtype="float16",
         created=1,
         notes=["a note"],
     )

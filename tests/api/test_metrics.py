@@ -177,8 +177,9 @@ def test_metric_the_page_answers_while_the_model_loads() -> None:
 def test_metric_cache_settings_are_labels(api: Api) -> None:
     page = api.http.get("/metrics").text
     (line,) = re.findall(r"^vllm:cache_config_info\{(.*)\} 1\.0$", page, re.MULTILINE)
-    for label in ('block_size="16"', 'num_gpu_blocks="100"', 'enable_prefix_caching="True"', 'cache_dtype="auto"'):
-        assert label in line
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+    assert (labels["block_size"], labels["num_gpu_blocks"], labels["enable_prefix_caching"]) == ("16", "100", "True")
+    assert (labels["cache_dtype"], labels["kv_cache_dtype"]) == ("float16", "auto")  # what is used, and the flag
 
 
 def test_metric_old_names_tell_the_same(api: Api) -> None:

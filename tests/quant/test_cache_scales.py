@@ -161,6 +161,24 @@ def test_quant_08_start_up_says_what_it_does_with_scales(original: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"kv_cache_scheme": SCHEME | {"type": "int"}}, "int of 8 bits"),
+        ({"kv_cache_scheme": SCHEME | {"symmetric": False}}, "asymmetric float of 8 bits"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "NVFP4"),
+    ],
+)
+def test_start_up_says_that_a_cache_of_another_kind_is_not_made(
+    original: Path, tmp_path: Path, said: dict[str, Any], words: str
+) -> None:
+    path = with_scales(original, tmp_path / "model", [{"k_scale": 0.1, "v_scale": 0.2}] * 2, **said)
+    for dtype in ("float16", "fp8_e4m3"):
+        told = notes(path, kv_cache_dtype=dtype)
+        assert f"made for a KV cache of {words}, which Octavo has none of: it is kept in {dtype}" in told
+        assert "from the checkpoint" not in told
+
+
+@pytest.mark.parametrize(
     ("said", "wanted", "found"),
     [
         ({"kv_cache_scheme": SCHEME}, True, True),
@@ -172,7 +190,7 @@ def test_quant_08_start_up_says_what_it_does_with_scales(original: Path, tmp_pat
         ({"kv_cache_quant_algo": "FP8"}, True, True),
         ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, True, True),
         ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, False, True),
-        ({"quantization": {"kv_cache_quant_algo": "NVFP4"}}, False, True),
+        ({"quantization": {"kv_cache_quant_algo": "NVFP4"}}, False, False),
     ],
 )
 def test_configs_that_want_an_fp8_cache(said: dict[str, Any], wanted: bool, found: bool) -> None:
