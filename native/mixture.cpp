@@ -98,7 +98,7 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
     });
 
     const Place out_place = {i.out, i.out_width, c.rows};
-    pool_->each(rows, worker, [&](int r, int) {
+    each_row(rows, worker, [&](int r) {
         make_row(out_place, first + r, worker, [&](float* out) {
             std::memset(out, 0, sizeof(float) * i.out_width);
             for (int pair = r * top_k; pair < (r + 1) * top_k; ++pair) {

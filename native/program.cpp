@@ -211,7 +211,7 @@ void Program::step(const Instruction& i, const Context& c) {
             });
             break;
         case Op::Pack:
-            pool_->each(c.rows, c.worker, [&](int r, int) { pack_row(out_place, in + int64_t{r} * i.out_width, r); });
+            each_row(c.rows, c.worker, [&](int r) { pack_row(out_place, in + int64_t{r} * i.out_width, r); });
             break;
         case Op::Headwise:
         case Op::Linear:
@@ -242,10 +242,10 @@ void Program::step(const Instruction& i, const Context& c) {
             mixture(i, c);
             break;
         case Op::StoreKV:
-            pool_->each(c.rows, c.worker, [&](int r, int) { store_row(i, c, r, buffer); });
+            each_row(c.rows, c.worker, [&](int r) { store_row(i, c, r, buffer); });
             break;
         case Op::StoreLatent:
-            pool_->each(c.rows, c.worker, [&](int r, int) { latent_row(i, c, r, buffer); });
+            each_row(c.rows, c.worker, [&](int r) { latent_row(i, c, r, buffer); });
             break;
         case Op::Attend: {
             const int items = static_cast<int>(c.batch.attend[i.plan].pieces.size()) * i.shape.kv_heads;

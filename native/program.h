@@ -2,6 +2,7 @@
 // recorded; only the number of rows changes from step to step.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -216,10 +217,19 @@ private:
         row(out);
         pack_row(place, out, r);
     }
+    // Neighbouring rows lie in the same cache lines: of packed activations, and of a block's keys. A worker takes some
+    // in a row, so that workers do not pull these lines from each other.
+    template <class Row>
+    void each_row(int rows, int worker, const Row& row) {
+        const int run = std::clamp(rows / (2 * pool_->threads()), 1, 16);
+        pool_->each(count_blocks(rows, run), worker, [&](int item, int) {
+            for (int r = item * run; r < std::min(rows, item * run + run); ++r) row(r);
+        });
+    }
     template <class Row>
     void each_row(const Place& place, int worker, const Row& row) {
-        pool_->each(static_cast<int>(place.rows), worker,
-                    [&](int r, int) { make_row(place, r, worker, [&](float* out) { row(r, out); }); });
+        each_row(static_cast<int>(place.rows), worker,
+                 [&](int r) { make_row(place, r, worker, [&](float* out) { row(r, out); }); });
     }
     void mix_row(const Instruction& i, int row, float* out) const;
     void pack_row(const Place& place, const float* x, int64_t row) const;

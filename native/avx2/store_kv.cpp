@@ -47,13 +47,22 @@ template <int TYPE>
 void store_head(const float* x, int depth, float scale, uint8_t* to, int64_t stride, float* token_scale) {
     constexpr int bytes = kCacheTypes[TYPE].bytes;
     if constexpr (kCacheTypes[TYPE].scale_bytes > 0) *token_scale = scale = integer_scale(x, depth);
-    for (int i = 0; i < depth; i += 8) {
-        const int left = depth - i < 8 ? depth - i : 8;
+    const int64_t step = stride * bytes;
+    for (int i = 0; i < depth; i += 8, to += 8 * step) {
         __m256 v = load_some(x + i, depth - i);
         if constexpr (bytes == 1) v = _mm256_div_ps(v, _mm256_set1_ps(scale));
+        if (stride == 1 && depth - i >= 8) {
+            encode<TYPE>(v, to);
+            continue;
+        }
         alignas(32) uint8_t eight[8 * bytes];
         encode<TYPE>(v, eight);
-        for (int j = 0; j < left; ++j) memcpy(to + (i + j) * stride * bytes, eight + j * bytes, bytes);
+        if (depth - i >= 8) {
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) memcpy(to + j * step, eight + j * bytes, bytes);
+        } else {
+            for (int j = 0; j < depth - i; ++j) memcpy(to + j * step, eight + j * bytes, bytes);
+        }
     }
 }
 

@@ -1,10 +1,11 @@
-"""Tiers of native kernels: which one a CPU gets, and that products have the same bits in all of them."""
+"""Tiers of native kernels: which one a CPU gets, and that products and attention have the same bits in all of them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -15,9 +16,10 @@ from octavo.devices import DeviceUnavailable
 from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.cpu.native import load_native
 from octavo.devices.cpu.recorder import Activations
-from octavo.ops.contract import F32
+from octavo.ops.contract import F32, KV_TYPES
 from octavo.quant import KINDS
-from tests.ops.harness import Pages, Span, compile_op, f32, random_stored
+from tests.ops.harness import Pages, Span, attention_model, compile_op, f32, random_stored
+from tests.ops.test_attention_ops import Case
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 130)
@@ -101,18 +103,40 @@ def products() -> dict[str, F32]:
     return found
 
 
+def attention() -> dict[str, F32]:
+    """Of every type of the cache, scaled, windowed, latent or not: 600 tokens at once, whose keys and values are
+    copied, then 1, 2, 3 and 13, which read them in place; heads that fill no whole vector among them."""
+    found: dict[str, F32] = {}
+    cuts = (0, 600, 601, 603, 606, 619)
+    for dtype in KV_TYPES:
+        plain = Case(9, 3, 64, 0, 0.0, 16, dtype)
+        for case in (
+            plain._replace(scaled=dtype.startswith("fp8")),
+            plain._replace(heads=8, kv_heads=1, head_dim=120, window=300, softcap=20.0, block_size=32, sunk=True),
+            plain._replace(heads=5, kv_heads=1, head_dim=44, latent=38, alibi=0.1),
+        ):
+            qkv, pages = case.qkv(cuts[-1]), Pages(1, cuts[-1], case.block_size)
+            model = attention_model(CpuDevice(1), qkv, case.shape(), pages, dtype, case.sinks(), case.scales())
+            for start, end in zip(cuts[:-1], cuts[1:], strict=True):
+                found[f"{case} {start}"] = model.raw_logits(pages.step([Span(0, start, range(start, end))]))
+    return found
+
+
 needs_two = pytest.mark.skipif(load_native().kernels() == "avx2", reason="this CPU, or the environment, has one tier")
 
 
 @needs_two
-def test_products_have_the_same_bits_in_all_tiers(tmp_path: Path) -> None:
-    path = str(tmp_path / "avx2.npz")
-    code = f"import numpy; from tests.ops.test_native_tiers import products; numpy.savez({path!r}, **products())"
+@pytest.mark.parametrize("results", [products, attention])
+def test_the_bits_are_the_same_in_all_tiers(tmp_path: Path, results: Callable[[], dict[str, F32]]) -> None:
+    path, name = str(tmp_path / "avx2.npz"), results.__name__
+    code = f"import numpy; from tests.ops.test_native_tiers import {name}; numpy.savez({path!r}, **{name}())"
     done = in_tier("avx2", "-c", code)
     assert done.returncode == 0, done.stderr
-    slow = np.load(path)
-    for name, values in products().items():
-        assert np.array_equal(values.view(np.uint32), slow[name].view(np.uint32)), name
+    slow, fast = np.load(path), results()
+    assert fast
+    for case, values in fast.items():
+        assert np.isfinite(values).all(), case
+        assert np.array_equal(values.view(np.uint32), slow[case].view(np.uint32)), case
 
 
 @needs_two
