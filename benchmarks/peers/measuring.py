@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.formats.apart import apart
+from benchmarks.formats.apart import LONGEST, apart
 from benchmarks.peers import workloads
 from benchmarks.peers.engines import LlamaCpp, Next, OpenVino, PeerError, Piped, Running, threads
 from benchmarks.peers.models import Model
@@ -26,7 +25,9 @@ from octavo.bench.client import Ask, Outcome
 from octavo.bench.figures import Figures as Of
 from octavo.bench.figures import itls
 from octavo.bench.machine import Gpus
+from octavo.bench.profile import FORMS
 from octavo.bench.servers import Watch
+from octavo.devices.cpu.device import CpuDevice
 
 PERCENTILES = (95,)
 
@@ -35,7 +36,7 @@ PERCENTILES = (95,)
 
 
 def served(running: Running, workload: str, number: int, short: bool) -> Figures:
-    """Of a load. Raises PeerError when no request was answered."""
+    """Of a load. Raises PeerError when no request was answered, Over when it takes too long."""
     with busy_core() if workload.endswith("-noisy") else quiet_cores():
         load = workloads.load_of(workload, number, short)
         warm = [Ask("Warm up the server, please. " * 4, 8, extra=workloads.GREEDY)] * 2
@@ -144,8 +145,11 @@ def llama_batch(program: str, path: str, rows: int, steps: int, log: Path) -> fl
     prompt, tokens, many = (workloads.CONTEXT, steps, rows) if rows else (512, 1, 1)
     sizes = ["-npp", str(prompt), "-ntg", str(tokens), "-npl", str(many), "-c", str(max(many * 256, 1024))]
     said = ["-m", path, "-t", str(threads()), "-b", "2048", "-ub", "512", "--output-format", "jsonl", *sizes]
-    with log.open("ab") as out:
-        done = subprocess.run([program, *said], stdout=subprocess.PIPE, stderr=out, text=True)
+    try:
+        with log.open("ab") as out:
+            done = subprocess.run([program, *said], stdout=subprocess.PIPE, stderr=out, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"llama-batched-bench had no figures after {LONGEST} s") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise PeerError(f"llama-batched-bench ended with status {done.returncode}: see {log}")
@@ -180,14 +184,12 @@ def openvino_batch(python: Path, path: Path, rows: int, steps: int, log: Path) -
 
 
 def roofs() -> Figures:
-    """What this machine can do at most: see probes.c. Raises PeerError."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "probes"
-        source = Path(__file__).with_name("probes.c")
-        try:
-            subprocess.run(["cc", "-O3", "-march=native", "-pthread", str(source), "-o", str(program)], check=True)
-            done = subprocess.run([str(program), str(threads())], check=True, stdout=subprocess.PIPE)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise PeerError(f"the machine's roofs cannot be measured: {error}") from None
-    found: Figures = json.loads(done.stdout)
-    return found
+    """What this machine can do at most on all threads: GB/s read from memory, and GOP/s (a multiplication or an
+    addition each) of float32 and of 8-bit integers."""
+    found = CpuDevice(threads()).roofline()
+    operations = dict(zip(FORMS, found.operations_per_second, strict=True))
+    return {
+        "read_gb_s": 1e-9 * found.bytes_per_second,
+        "float32_gop_s": 1e-9 * operations["float32"],
+        "int8_gop_s": 1e-9 * operations["int8"],
+    }

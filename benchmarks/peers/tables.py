@@ -129,6 +129,8 @@ def written(results: Results, table: Table) -> str:
         for column in table.columns:
             cell = Cell(model, peer, column.workload)
             cells.append(_cell(results, cell, column))
+            if over := results.spread(cell, "over_s"):
+                told.append(f"{peer}, {model}, {column.workload}: ended after {over.high:.0f} s in at least one round.")
             failed = results.spread(cell, "failed")
             if failed is not None and failed.high:
                 told.append(f"{peer}, {model}, {column.workload}: up to {failed.high:.0f} requests failed.")
@@ -141,7 +143,8 @@ def written(results: Results, table: Table) -> str:
 def _cell(results: Results, cell: Cell, column: Column) -> str:
     spread = results.spread(cell, column.figure)
     if spread is None:
-        return "–"
+        over = results.spread(cell, "over_s")
+        return "–" if over is None else f"over {over.high:.0f} s"
     if column.over is not None:
         whole = results.spread(cell._replace(workload=column.over), column.figure)
         return "–" if whole is None else column.form(spread.median / whole.median)
@@ -153,7 +156,8 @@ def as_json(results: Results) -> dict[str, Any]:
     """Every figure of every cell."""
     cells = []
     for cell, rounds in results.rounds.items():
-        figures = {name: results.spread(cell, name) for name in next(iter(rounds.values()))}
+        names = dict.fromkeys(name for found in rounds.values() for name in found)
+        figures = {name: results.spread(cell, name) for name in names}
         spreads = {name: spread._asdict() for name, spread in figures.items() if spread is not None}
         cells.append({**cell._asdict(), "rounds": len(rounds), "figures": spreads})
     failures = [{**cell._asdict(), "reason": reason} for cell, reason in results.failures.items()]

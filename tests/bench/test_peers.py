@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +14,14 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import measuring, models, plots, tables
-from benchmarks.peers.engines import ENGINES, Engine, LlamaCpp, Next, PeerError, Running, next_of
+from benchmarks.peers import engines, measuring, models, plots, tables
+from benchmarks.peers.engines import ENGINES, Engine, LlamaCpp, Next, Over, PeerError, Running, next_of
 from benchmarks.peers.models import MODELS, SHAPES, Model, Shape
 from benchmarks.peers.reference import places
 from benchmarks.peers.results import Cell, Results, Spread
 from benchmarks.peers.workloads import load_of
 from octavo import LLM, SamplingParams
-from octavo.bench.client import Ask, Outcome
+from octavo.bench.client import Ask, Outcome, Target
 
 
 def test_workloads_depend_on_name_and_round_alone() -> None:
@@ -109,12 +110,17 @@ def test_divergence_over_the_tokens_that_are_told() -> None:
 class Pretended(Running):
     """Answers at once, in make-believe times."""
 
+    most = 100
+    """Requests at a time with which it is not too slow."""
+
     def __init__(self, pid: int) -> None:
         self.pid, self.ready_s, self.stopped = pid, 1.5, False
         self.loads = 0
 
     def load(self, asks: Sequence[Ask], concurrency: int) -> list[Outcome]:
         self.loads += 1
+        if concurrency > self.most:
+            raise Over
         return [answer(float(i), [0.5] * ask.max_tokens) for i, ask in enumerate(asks)]
 
     def next_token(self, ids: Sequence[int]) -> Next:
@@ -159,6 +165,35 @@ def test_a_comparison_goes_on_where_it_was_stopped(
     assert said["failures"] == [] and said["setup"]["engines"] == {"octavo": "1.0", "llama.cpp": "1.0"}
     assert "| octavo | smollm2, Q4_1 | 1.50 | 2.00 | – |" in (tmp_path / "out" / "table.md").read_text()
     assert "llama.cpp, single: llama.cpp does not start" in capsys.readouterr().out
+
+
+def test_a_workload_that_takes_too_long_is_told_and_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = PretendedEngine("octavo", False)
+    monkeypatch.setattr(Pretended, "most", 4)
+    monkeypatch.setattr(command, "ENGINES", {"octavo": slow})
+    monkeypatch.setattr(command, "home", lambda: tmp_path)
+    monkeypatch.setattr(command, "SETTLE", 0.0)
+    monkeypatch.setattr(measuring, "roofs", lambda: {"read_gb_s": 20.0, "float32_gop_s": 200.0, "int8_gop_s": 800.0})
+    words = ["--parts", "serve,noise", "--models", "smollm2", "--rounds", "1", "--short", "--write", str(tmp_path)]
+    command.main([*words, "--workloads", "burst32,burst100,single"])
+    # In the order single, burst100, burst32: started again after each that took too long.
+    assert len(slow.runs) == 2 and all(run.stopped for run in slow.runs)
+    page = (tmp_path / "table.md").read_text()
+    assert "| octavo | smollm2, Q4_1 | 1.50 | 2.00 | – | – | over 180 s |" in page
+    assert "- octavo, smollm2, burst100: ended after 180 s in at least one round." in page
+    command.main([*words, "--workloads", "burst32,burst100,single"])
+    assert len(slow.runs) == 2  # it is not measured again
+
+
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "LONGEST", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        served = object.__new__(engines.Served)
+        served._target = Target(f"http://127.0.0.1:{silent.getsockname()[1]}", model="m")
+        with pytest.raises(Over, match="over 0 s"):
+            served.load([Ask("Hello", 4)] * 2, 2)
 
 
 @pytest.fixture
