@@ -285,7 +285,11 @@ NO_MEANING: tuple[NoMeaning, ...] = (
     NoMeaning(("--mamba-cache-mode",), "one", _NO_MAMBA),
     NoMeaning(("--mamba-block-size",), "one", _NO_MAMBA),
     NoMeaning(("--prefix-cache-retention-interval",), "one", "the beginnings used last are kept longest"),
-    NoMeaning(("--kv-sharing-fast-prefill",), "nothing", "no architecture that shares KV between layers is built"),
+    NoMeaning(
+        ("--kv-sharing-fast-prefill",),
+        "nothing",
+        "layers that read the keys of another are computed for every token",
+    ),
     NoMeaning(("--calculate-kv-scales",), "nothing", "scales come from the checkpoint; see --kv-cache-dtype"),
     NoMeaning(("--use-v2-block-manager",), "nothing", "there is one block manager"),
     NoMeaning(("--num-lookahead-slots",), "one", "blocks are taken as they are needed"),
