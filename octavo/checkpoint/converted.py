@@ -7,11 +7,14 @@ does not have.
 
 A file holds MAGIC · the matrices, each at a multiple of 64 bytes · an index in JSON · TRAILER (where the index is, its
 size, its CRC-32, MAGIC). It is written under another name and renamed when it is whole and on the disk; a file that is
-not what it should be is ignored, and written again.
+not what it should be is ignored, and written again. Who writes a file holds a lock on it, which ends with its process:
+what has no lock was left by one that was killed, and the next start removes it, so that no number of them fills the
+disk.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -20,7 +23,6 @@ import os
 import struct
 import tempfile
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -42,9 +44,6 @@ ALIGNMENT = 64
 
 LEAST = 16 << 20
 """Bytes below which nothing is kept: so little is converted in a moment."""
-
-ABANDONED = 24 * 3600.0
-"""Seconds after which an unfinished file is one that nobody writes any more."""
 
 
 class Place(NamedTuple):
@@ -74,7 +73,8 @@ class Converted:
         self._writer: _Writer | None = None
         try:
             self._data, self._places = _open(self.file)
-            os.utime(self.file)  # the least recently used are removed first
+            with suppress(OSError):  # a folder may be there to be read alone
+                os.utime(self.file)  # the least recently used are removed first
         except FileNotFoundError:
             self._writer = _begin(self.file, limit)
         except (OSError, ValueError, TypeError, struct.error) as error:
@@ -128,11 +128,13 @@ class Converted:
 
 def identity(files: Iterable[Path], config: Any, code: Iterable[Path]) -> str:
     """A key for what is converted from `files` as `config` says (anything that is JSON) by the modules `code`. It
-    changes when a file is replaced or written to, and with every change of the code."""
+    changes when a file is replaced or written to, also by a copy with the times of its source (nobody can set when a
+    file itself was changed), and with every change of the code."""
     digest = hashlib.sha256()
     for file in sorted(files):
         stat = file.stat()
-        digest.update(f"{file.resolve()}\n{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}\n".encode())
+        times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"
+        digest.update(f"{file.resolve()}\n{stat.st_size} {times} {stat.st_ino}\n".encode())
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for module in sorted(code):
         digest.update(module.read_bytes())
@@ -158,6 +160,7 @@ def _open(file: Path) -> tuple[npt.NDArray[np.uint8], dict[str, Place]]:
 def _begin(file: Path, limit: int) -> _Writer | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(file.parent)
         return _Writer(file, limit)
     except OSError as error:
         logger.warning("converted weights are not kept: %s", error)
@@ -171,6 +174,8 @@ class _Writer:
         self._file = file
         self._limit = limit
         descriptor, name = tempfile.mkstemp(".unfinished", file.stem + ".", file.parent)
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         self._unfinished = Path(name)
         self._out: BinaryIO = os.fdopen(descriptor, "wb")
         self._places: dict[str, Place] = {}
@@ -202,8 +207,8 @@ class _Writer:
             self._out.write(index + TRAILER.pack(at, len(index), zlib.crc32(index), MAGIC))
             self._out.flush()
             os.fsync(self._out.fileno())
+            self._unfinished.replace(self._file)  # while it is locked still
             self._out.close()
-            self._unfinished.replace(self._file)
             _make_room(self._file, limit)
         except OSError as error:
             logger.warning("converted weights are not kept: %s", error)
@@ -216,12 +221,16 @@ class _Writer:
             self._unfinished.unlink()
 
 
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the unfinished files that nobody writes any more."""
+    for file in folder.glob("*.unfinished"):
+        with suppress(OSError), file.open("rb") as opened:  # BlockingIOError: somebody writes it
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.unlink()
+
+
 def _make_room(newest: Path, limit: int) -> None:
-    """Remove the least recently used files but the newest until all fit, and what was left unfinished long ago."""
-    for file in newest.parent.glob("*.unfinished"):
-        with suppress(OSError):
-            if time.time() - file.stat().st_mtime > ABANDONED:
-                file.unlink()
+    """Remove the least recently used files but the newest until all fit."""
     stats = {}
     for file in newest.parent.glob("*.matrices"):
         with suppress(OSError):

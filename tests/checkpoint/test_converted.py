@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -131,18 +133,48 @@ def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None
     assert _pass(tmp_path / "file") == list(MADE)
 
 
+def test_what_a_killed_process_left_is_removed_at_the_next_start_but_not_what_another_writes(tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+import numpy as np
+from octavo.checkpoint.converted import Converted
+from octavo.ops.contract import Stored
+with Converted(Path({str(tmp_path)!r}), "killed", {LIMIT}) as kept:
+    kept.matrix("first", lambda: Stored("Q8_0", 5, 96, np.zeros((5, 3 * 34), np.uint8)))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    (left,) = tmp_path.iterdir()
+    with Converted(tmp_path, "other", LIMIT) as writing:
+        assert not left.exists()
+        writing.matrix("first", lambda: MADE["first"])
+        assert _pass(tmp_path) == list(MADE)
+    _wait()
+    assert {file.name for file in tmp_path.iterdir()} == {"key.matrices", "other.matrices"}
+
+
+def test_a_file_that_cannot_be_marked_as_used_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _pass(tmp_path)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert _pass(tmp_path) == []
+    assert not caplog.records
+
+
 def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
     for i, key in enumerate("abc"):
         _pass(tmp_path, key)
         os.utime(tmp_path / f"{key}.matrices", (i, i))
-    old, new = tmp_path / "old.unfinished", tmp_path / "new.unfinished"
-    old.touch(), new.touch()
-    os.utime(old, (0, 0))
     size = (tmp_path / "a.matrices").stat().st_size
     assert _pass(tmp_path, "a") == []  # used again: now b is the oldest
     _pass(tmp_path, "d", limit=3 * size)
     assert {file.stem for file in tmp_path.glob("*.matrices")} == {"a", "c", "d"}
-    assert not old.exists() and new.exists()
 
 
 def test_the_key_follows_files_configuration_and_code(tmp_path: Path) -> None:
@@ -156,6 +188,10 @@ def test_the_key_follows_files_configuration_and_code(tmp_path: Path) -> None:
     replaced.write_bytes(b"WEIGHTS")
     os.utime(replaced, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     replaced.replace(file)  # of the same size, from the same moment
+    keys.append(identity([file], {"bits": 4}, [code]))
+    stat = file.stat()
+    file.write_bytes(b"Weights")  # in its place, as cp -p writes
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     keys.append(identity([file], {"bits": 4}, [code]))
     code.write_text("...")
     keys.append(identity([file], {"bits": 4}, [code]))
