@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from tests.quant import packing, test_bitsandbytes, test_compressed_tensors, test_hqq, test_torchao
+from tests.quant import (
+    packing,
+    test_bitsandbytes,
+    test_compressed_tensors,
+    test_fp8,
+    test_hqq,
+    test_modelopt,
+    test_quanto,
+    test_torchao,
+)
 
 HIDDEN, VOCABULARY = 64, 48
 LLAMA: dict[str, Any] = {
@@ -51,7 +60,7 @@ class Quantized(NamedTuple):
     """quantization_config."""
     parts: Callable[[torch.Tensor], Parts]
     """Tensors of a matrix by ending."""
-    metadata: dict[str, Any] | None = None
+    metadata: Callable[[torch.Tensor], dict[str, Any]] | None = None
     """What the file says of each matrix."""
 
 
@@ -94,6 +103,44 @@ def _mxfp4(weight: torch.Tensor) -> Parts:
     return {".weight": weight, ".e_blocks": codes, ".e_scales": torch.full((2, 4, 3), 127, dtype=torch.uint8)}
 
 
+def _modelopt_exponents(weight: torch.Tensor) -> Parts:
+    """MXFP8."""
+    scales = torch.full((len(weight), weight.shape[1] // 32), 126, dtype=torch.uint8)
+    return {".weight": weight.to(torch.float8_e4m3fn), ".weight_scale": scales}
+
+
+def _torchao_tiles(weight: torch.Tensor) -> Parts:
+    rows, columns = weight.shape
+    words = torch.zeros(-(-rows // 8), -(-columns // 128), 32, 4, dtype=torch.int32)
+    both = torch.ones(32 * 4 * words.shape[1] // GROUP, 8 * len(words), 2, dtype=torch.bfloat16)
+    return test_torchao.named({"qdata": words, "scale_and_zero": both})
+
+
+def _torchao_floats(weight: torch.Tensor) -> Parts:
+    return test_torchao.named({"qdata": weight.to(torch.float8_e4m3fn), "scale": torch.ones(len(weight), 1)})
+
+
+def _sized(said: dict[str, Any], **data: Any) -> dict[str, Any]:
+    return said | {"_data": said.get("_data", {}) | data}
+
+
+def _auto_round(packing_format: str, parts: Callable[[torch.Tensor], Parts], **said: Any) -> Quantized:
+    common = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "data_type": "int"}
+    return Quantized(common | {"packing_format": packing_format} | said, parts)
+
+
+def _auto_rounds() -> list[Quantized]:
+    mxfp4 = {"data_type": "mx_fp", "act_bits": 4}
+    return [
+        _auto_round("auto_round:auto_gptq", _gptq(4, False).parts),
+        _auto_round("auto_round", _gptq(2, False).parts, bits=2, extra_config={"model.norm": {"bits": 16}}),
+        _auto_round("auto_round:auto_awq", _awq("gemm").parts),
+        _auto_round("auto_round:llm_compressor", _compressed("mxfp4").parts, **mxfp4),
+        _auto_round("auto_round:llm_compressor", _compressed("nvfp4").parts, data_type="nv_fp", group_size=16),
+        _auto_round("auto_round:fp8_static", lambda w: test_fp8.per_channel(w)[0], bits=8, data_type="fp"),
+    ]
+
+
 def _compressed(scheme: str) -> Quantized:
     form, weights, _ = test_compressed_tensors.SCHEMES[scheme]
     said = test_compressed_tensors.config({"Linear": weights}, form)
@@ -111,6 +158,14 @@ def _all() -> list[Quantized]:
         Quantized({"quant_method": "fp8", "weight_block_size": [32, 32], "fmt": "e4m3"}, _fp8),
         Quantized({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, _modelopt),
         Quantized({"quant_method": "mxfp4"}, _mxfp4),
+        Quantized({"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32}, _modelopt_exponents),
+        Quantized(test_modelopt.SAID, lambda weight: test_modelopt.awq(weight, GROUP)[0]),
+        Quantized(test_modelopt.SAID, lambda weight: test_modelopt.smoothed(weight, GROUP)[0]),
+        Quantized(test_modelopt.SAID | {"quant_algo": "W8A16"}, lambda weight: test_modelopt.int8(weight)[0]),
+        *_auto_rounds(),
+        Quantized(test_quanto.SAID | {"weights": "int8"}, lambda weight: test_quanto.int8(weight)[0]),
+        Quantized(test_quanto.SAID, lambda weight: test_quanto.small(weight, 4, 32)[0]),
+        Quantized(test_quanto.SAID | {"weights": "int2"}, lambda weight: test_quanto.small(weight, 2, 32)[0]),
         *map(_compressed, ("w4-group32-asym", "w3-group32-asym", "w8-channel", "w8a8-channel-asym", "w4-group16")),
         *map(_compressed, ("fp8-block", "fp8-tensor", "mxfp8", "nvfp4", "mxfp4")),
         Quantized(nested, lambda weight: test_bitsandbytes.nf4(weight)[0]),
@@ -118,9 +173,13 @@ def _all() -> list[Quantized]:
         Quantized(hqq, lambda weight: test_hqq.hqq(weight, 4, GROUP)[0]),
         Quantized(hqq, lambda weight: test_hqq.hqq(weight, 3, GROUP, 0)[0]),
         Quantized(hqq, lambda weight: test_hqq.hqq(weight, 8, GROUP)[0]),
-        Quantized(test_torchao.SAID, lambda weight: test_torchao.int8(weight)[0], test_torchao.INT8),
-        Quantized(test_torchao.SAID, lambda weight: test_torchao.intx(weight)[0], test_torchao.INTX),
-        Quantized(test_torchao.SAID, lambda weight: test_torchao.int4(weight)[0], test_torchao.INT4),
+        Quantized(test_torchao.SAID, lambda weight: test_torchao.int8(weight)[0], lambda _: test_torchao.INT8),
+        Quantized(test_torchao.SAID, lambda weight: test_torchao.intx(weight)[0], lambda _: test_torchao.INTX),
+        Quantized(test_torchao.SAID, lambda weight: test_torchao.int4(weight)[0], lambda _: test_torchao.INT4),
+        Quantized(test_torchao.SAID, _torchao_tiles, lambda w: _sized(test_torchao.TILES, shape=list(w.shape))),
+        Quantized(
+            test_torchao.SAID, _torchao_floats, lambda w: _sized({"_type": "Float8Tensor"}, block_size=[1, w.shape[1]])
+        ),
     ]
 
 
@@ -135,7 +194,7 @@ def checkpoints() -> list[bytes]:
         for name, weight in weights.items():
             if "_proj" in name:
                 tensors.update({name + ending: part.contiguous() for ending, part in parts(weight).items()})
-                told[f"{name}.weight"] = json.dumps(metadata)
+                told[f"{name}.weight"] = json.dumps(metadata(weight) if metadata else None)
             else:
                 tensors[f"{name}.weight"] = weight.half()
         config = json.dumps({**LLAMA, "quantization_config": said}).encode()

@@ -12,6 +12,7 @@ import pytest
 
 from octavo.ops.reference import ReferenceDevice, ReferenceOps
 from octavo.parallel.rank import Cut, Rank, SplitError
+from tests import realmodels
 from tests.models.test_parity import prompt
 from tests.models.tiny import VARIANTS, Loaded, make
 
@@ -66,6 +67,16 @@ def elements(loaded: Loaded) -> int:
     """Elements of all matrices of a model's layers."""
     found = [need for block in loaded.model.blocks for _, leaf in block.leaves() for need in leaf.needs()]
     return sum(int(np.prod(need.shape)) for need in found if need.matrix)
+
+
+def test_three_ranks_divide_a_gguf_file() -> None:
+    """192 columns of the attention's last matrix and 512 of the MLP's, in blocks of 32."""
+    path, ids = realmodels.smollm2_gguf(), [504, 3575, 282, 4649, 314]  # "The capital of France is"
+    want = Loaded(path, ReferenceDevice()).logits(ids)
+    logits, meeting, ranks = split_logits(path, ids, 3)
+    assert meeting.sums == 2 * 30 and [r.spec.kv_heads for r in ranks] == [1] * 3
+    for got in logits:
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 def test_fewer_kv_heads_than_ranks_are_shared(tmp_path: Path) -> None:

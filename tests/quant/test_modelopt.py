@@ -44,17 +44,17 @@ def test_two_rows_in_a_byte_by_hand(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dense(stored), want * np.arange(64, dtype=np.float32))
 
 
-def awq(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
-    by = (weight.reshape(len(weight), -1, 64).abs().amax(-1) / 7).half()
-    wide = by.float().repeat_interleave(64, 1)
+def awq(weight: torch.Tensor, group: int = 64) -> tuple[Parts, torch.Tensor]:
+    by = (weight.reshape(len(weight), -1, group).abs().amax(-1) / 7).half()
+    wide = by.float().repeat_interleave(group, 1)
     q = (weight / wide).round().clamp(-8, 7).to(torch.int8)
     packed = (q[::2] & 15 | q[1::2] << 4).view(torch.uint8)
     return {".weight": packed, ".weight_scale": by, ".input_scale": torch.ones(())}, q * wide
 
 
-def smoothed(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+def smoothed(weight: torch.Tensor, group: int = 64) -> tuple[Parts, torch.Tensor]:
     smooth = torch.linspace(0.5, 1.5, weight.shape[1])
-    parts, values = awq(weight / smooth)
+    parts, values = awq(weight / smooth, group)
     return parts | {".pre_quant_scale": smooth}, values * smooth
 
 
