@@ -29,8 +29,9 @@ FALLBACKS = {
 }
 """What a matrix becomes whose rows are no whole number of blocks: as llama.cpp's llama-quant.cpp says."""
 
-NEED_IMPORTANCE = {"IQ1_S", "IQ2_XXS", "IQ2_XS"}
-"""Types that ggml quantizes with an importance matrix only."""
+NEED_IMPORTANCE = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
+"""Types that llama.cpp makes with an importance matrix only (tensor_requires_imatrix). Of some of them ggml has a way
+without one, in which an error counts as much as the value's square: what is small is lost."""
 
 
 class Quantizer:

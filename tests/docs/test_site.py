@@ -138,21 +138,21 @@ OF_OTHERS = {
     *("--max-batch-size", "--max-batch-prefill-tokens", "--quantize", "--max-best-of", "--max-top-n-tokens"),
     *("--num-shard", "--sharded", "--json-output", "--otlp-endpoint", "--huggingface-hub-cache"),  # of TGI's launcher
     *("--cpus", "--memory", "--read-only", "--tmpfs", "--profile"),  # of docker
-    *("--formats", "--list", "--markdown", "--missing", "--only", "--out"),  # of benchmarks.formats
     "--help",
 }
 COMMANDS = (
     *("serve", "run", "chat", "complete", "run-batch", "models", "inspect", "collect-env"),
     *("bench serve", "bench throughput", "bench latency", "bench startup", "bench compare"),
 )
+MODULES = ("benchmarks.formats", "benchmarks.peers")
 
 
 def test_flags_that_pages_speak_of_exist() -> None:
     """In the help of a command, or in docs/options.md among vLLM's; those of other programs are in a list."""
     known = set(OF_OTHERS)
-    for command in COMMANDS:
-        asked = [sys.executable, "-m", "octavo", *command.split(), "--help"]
-        text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    for command in (*(f"octavo {command}" for command in COMMANDS), *MODULES):
+        asked = [sys.executable, "-m", *command.split(), "--help"]
+        text = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT).stdout
         known |= {f"--no-{name}" for name in re.findall(r"--\[no-\]([\w-]+)", text)}
         known |= set(FLAG.findall(text.replace("[no-]", "")))
     known |= set(FLAG.findall((ROOT / "docs" / "options.md").read_text()))
