@@ -145,10 +145,11 @@ inline void dot_keys(const Rows& rows, const StepData& data, int row, int token)
     const float* q = rows.q + row * stride;
     const char* k[2] = {data.k[token / 16], data.k[1]};
     const char* next[2] = {data.next_k[token / 16], data.next_k[1]};
+    const auto place = [&](int j) { return k[j / kOfHalf] + j % kOfHalf * kSize; };
     for (int i = 0; i < rows.depth; ++i, ++q) {
         add_products<Lanes, kTogether>(
             acc, [&](int r) { return Lanes::all(q[r * stride]); },
-            [&](int j) { return Lanes::template columns<SOURCE, kTogether>(k[j / kOfHalf] + j % kOfHalf * kSize); });
+            [&](int j) { return Lanes::template columns<SOURCE, kTogether>(place(j), place(j + kTogether - 1)); });
 #pragma GCC unroll 2
         for (int half = 0; half < J / kOfHalf; ++half) {
             prefetch<SOURCE>(next[half]);
@@ -275,7 +276,9 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
         for (; t < end; ++t, ++p, v += data.value_bytes, next += data.value_bytes) {
             add_products<Lanes, kTogether>(
                 acc, [&](int r) { return Lanes::all(p[r * kStep]); },
-                [&](int j) { return Lanes::template columns<SOURCE, kTogether>(v + j * kSize); });
+                [&](int j) {
+                    return Lanes::template columns<SOURCE, kTogether>(v + j * kSize, v + (j + kTogether - 1) * kSize);
+                });
             prefetch<SOURCE>(next);
             if (J * kSize > 64) prefetch<SOURCE>(next + 64);
         }

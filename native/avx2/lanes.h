@@ -69,8 +69,9 @@ struct Eight {
     static Vector largest(Vector a, Vector b) { return _mm256_max_ps(a, b); }  // b where one is NaN
     static float largest_of(Vector v) { return max_lanes(v); }
     static float sum_of(const Vector (&v)[4]) { return sum_lanes(v[0] + v[1] + v[2] + v[3]); }
+    // One vector of columns, or two: in this width, the second is always next to the first.
     template <int SOURCE, int COUNT>
-    static Columns<Vector, COUNT> columns(const char* p) {
+    static Columns<Vector, COUNT> columns(const char* p, const char*) {
         if constexpr (COUNT == 1) {
             return {load_eight<SOURCE>(p)};
         } else {

@@ -5,6 +5,19 @@
 
 namespace {
 
+// Thirty-two floats of 8 bits (see ../avx2/float8.h).
+template <Float8 FORMAT>
+inline __m512i halves_of_float8(__m256i bytes) {
+    if constexpr (FORMAT == E5M2) {
+        return _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8);
+    } else {
+        const __m512i half =
+            _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7), _mm512_set1_epi16(-0x4001));
+        const __m512i carried = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
+        return _mm512_ternarylogic_epi64(half, carried, _mm512_set1_epi16(0x4000), 0xf8);  // a | (b & c)
+    }
+}
+
 struct Sixteen {
     using Vector = __m512;
     static constexpr int kCount = 16;
@@ -12,7 +25,7 @@ struct Sixteen {
     template <int N, int SOURCE>
     static constexpr int kVectors = N == 1 ? 4 : 2;
     template <int SOURCE, int J>
-    static constexpr int kAtOnce = 1;
+    static constexpr int kAtOnce = J > 1 && is_float8(SOURCE) ? 2 : 1;
 
     static Vector all(float value) { return _mm512_set1_ps(value); }
     static Vector load(const float* p) { return _mm512_loadu_ps(p); }
@@ -23,20 +36,22 @@ struct Sixteen {
     static __m256 high(Vector v) { return _mm512_extractf32x8_ps(v, 1); }
     static float largest_of(Vector v) { return max_lanes(_mm256_max_ps(low(v), high(v))); }
     static float sum_of(const Vector (&v)[2]) { return sum_lanes(low(v[0]) + high(v[0]) + low(v[1]) + high(v[1])); }
+    // Of keys, the second half of a step may lie in another block.
     template <int SOURCE, int COUNT>
-    static Columns<Vector, COUNT> columns(const char* p) {
-        static_assert(COUNT == 1);
-        if constexpr (SOURCE == CACHE_FLOAT16) {
+    static Columns<Vector, COUNT> columns(const char* p, const char* second) {
+        if constexpr (COUNT == 2) {
+            const auto bytes = [](const char* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); };
+            const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes(p)), bytes(second), 1);
+            const __m512i halves = halves_of_float8<kFormat<SOURCE>>(both);
+            return {_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
+                    _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
+        } else if constexpr (SOURCE == CACHE_FLOAT16) {
             return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
         } else if constexpr (kBytes<SOURCE> == 4) {
             return {_mm512_loadu_ps(p)};
         } else {
-            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-            if constexpr (SOURCE == CACHE_INT8) {
-                return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
-            } else {
-                return {_mm512_cvtph_ps(halves_of_float8<kFormat<SOURCE>>(bytes))};
-            }
+            static_assert(SOURCE == CACHE_INT8);
+            return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
         }
     }
     static Vector between(int first, int end, Vector v, float other) {
