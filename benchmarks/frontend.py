@@ -24,7 +24,8 @@ from pathlib import Path
 
 import psutil
 
-from octavo.api.serve import Parts, Server, bind
+from octavo.api.serve import Parts, bind
+from octavo.api.server import Server
 from octavo.build import build_text
 from octavo.client import Process
 from octavo.config import EngineConfig
@@ -92,7 +93,7 @@ async def serve(port: int) -> None:
     config = EngineConfig(model="smollm2", host="127.0.0.1", port=port, disable_uvicorn_access_log=True)
     parts = Parts(engine=lambda config: Process(config, "benchmarks.frontend:build"), text=build_text)
     with bind(config.host, config.port) as listening:
-        server = Server(config, listening, parts, lambda info: print("ready", flush=True))
+        server = Server(config, listening, parts.engine(config), parts.text, lambda info: print("ready", flush=True))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
         await server.run()
 

@@ -10,6 +10,7 @@ and delays is in `octavo.recovery`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -426,10 +427,18 @@ class Process(_Client):
         self._config = config
         self._builder = builder
         self._history = History()
+        self._begun: _Child | None = None
         self._life: _Life | None = None
         self._supervising: asyncio.Task[None] | None = None
         self._info: ModelInfo | None = None
         """Of the first engine; none before it was ready."""
+
+    def begin(self) -> Process:
+        """Start its process already, before there is an event loop: it imports and loads while this one gets ready. If
+        the system cannot, `start` tries again."""
+        with contextlib.suppress(OSError):
+            self._begun = _spawn(self._config, self._builder)
+        return self
 
     @property
     def pid(self) -> int | None:
@@ -437,6 +446,8 @@ class Process(_Client):
 
     async def close(self) -> None:
         self._die("it was closed", finish="abort")
+        if self._begun is not None:
+            await self._launch()
         if self._supervising is not None:
             self._supervising.cancel()
             await asyncio.gather(self._supervising, return_exceptions=True)
@@ -448,7 +459,8 @@ class Process(_Client):
             self._life.post(message)
 
     async def _launch(self) -> None:
-        self._life = await _Life.start(self._config, self._builder, self._receive)
+        child, self._begun = self._begun or _spawn(self._config, self._builder), None
+        self._life = await _Life.start(child, self._receive)
         self._supervising = asyncio.create_task(self._supervise(self._life))
         self._supervising.add_done_callback(self._unsupervised)
 
@@ -478,7 +490,7 @@ class Process(_Client):
         config = replace(self._config, **sizes)  # type: ignore[arg-type]
         while True:
             try:
-                return await _Life.start(config, self._builder, self._receive)
+                return await _Life.start(_spawn(config, self._builder), self._receive)
             except OSError as error:
                 self._bury(Death(f"its process cannot be started: {error}", killed=True))
                 await asyncio.sleep(self._history.delay)
@@ -518,6 +530,39 @@ class Process(_Client):
             self._life.last_words = reason
 
 
+class _Child(NamedTuple):
+    """A process of the engine that nobody listens to yet."""
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    record: int
+    """File of its flight recorder."""
+
+
+def _spawn(config: EngineConfig, builder: str) -> _Child:
+    """Start a process of the engine and tell it its configuration.
+
+    Raises:
+        OSError: the system cannot.
+    """
+    ours, theirs = socket.socketpair()
+    record = FlightRecorder.file(config.max_num_seqs)
+    with theirs:
+        fds = [theirs.fileno(), record]
+        command = [sys.executable, "-c", CHILD, ROOT, "--fd", str(fds[0]), "--recorder", str(fds[1])]
+        try:
+            child = subprocess.Popen(
+                [*command, "--builder", builder], stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=fds
+            )
+        except BaseException:
+            ours.close()
+            os.close(record)
+            raise
+    with contextlib.suppress(BrokenPipeError):  # it has ended already: its life will tell how
+        ours.sendall(frame(config))
+    return _Child(child, ours, record)
+
+
 class _Life(asyncio.Protocol):
     """One process of the engine, from its start to its end, and the socket to it."""
 
@@ -537,28 +582,10 @@ class _Life(asyncio.Protocol):
         """Set when the socket is closed: all it said has been received."""
 
     @classmethod
-    async def start(cls, config: EngineConfig, builder: str, receive: Callable[[FromEngine], None]) -> _Life:
-        """Start the process; `receive` is called with each of its messages.
-
-        Raises:
-            OSError: the system cannot.
-        """
-        ours, theirs = socket.socketpair()
-        record = FlightRecorder.file(config.max_num_seqs)
-        with theirs:
-            fds = [theirs.fileno(), record]
-            command = [sys.executable, "-c", CHILD, ROOT, "--fd", str(fds[0]), "--recorder", str(fds[1])]
-            try:
-                child = subprocess.Popen(
-                    [*command, "--builder", builder], stdin=subprocess.DEVNULL, stdout=STDERR, pass_fds=fds
-                )
-            except BaseException:
-                ours.close()
-                os.close(record)
-                raise
-        life = cls(child, FlightRecorder(record), receive)
-        await asyncio.get_running_loop().create_connection(lambda: life, sock=ours)
-        life.post(config)
+    async def start(cls, child: _Child, receive: Callable[[FromEngine], None]) -> _Life:
+        """The life of `child`; `receive` is called with each of its messages."""
+        life = cls(child.process, FlightRecorder(child.record), receive)
+        await asyncio.get_running_loop().create_connection(lambda: life, sock=child.socket)
         return life
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -29,7 +29,7 @@ from octavo.bench.options import BenchError
 from octavo.config import ConfigError, EngineConfig, count, environment_api_key, size
 
 if TYPE_CHECKING:
-    from octavo.api.serve import Parts
+    from octavo.api.serve import Parts, Text
 
 DEFAULT_URL = "http://localhost:8000/v1"
 INTERRUPTED = 128 + signal.SIGINT
@@ -316,12 +316,16 @@ def configure(command: Command, namespace: argparse.Namespace) -> EngineConfig:
 
 
 def _parts() -> Parts:
-    """What a server of real models is made of."""
+    """What a server of real models is made of: the engine's process begins first, then this one imports the rest."""
     from octavo.api.serve import Parts
-    from octavo.build import build_text
     from octavo.client import Process
 
-    return Parts(engine=Process, text=build_text)
+    def text(config: EngineConfig) -> Text:
+        from octavo.build import build_text
+
+        return build_text(config)
+
+    return Parts(engine=lambda config: Process(config).begin(), text=text)
 
 
 def _at_least_one(text: str) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
-import os
-import resource
 import time
 from collections.abc import Callable
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -26,7 +25,8 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol; a connection on which no request comes, or whose client does not read, is closed."""
+    """uvicorn's protocol; a connection on which no request comes, or whose client does not read, is closed. The date
+    that answers tell is read when a request comes, not by a clock that ticks while there is none."""
 
     _patience: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -34,6 +34,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._patience = self.loop.call_later(FIRST_SECONDS, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        self.server_state.default_headers = _date(int(time.time()))
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._patience, self._unread):
@@ -55,20 +59,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
 
 
-def allow_many_files() -> None:
-    """Let this process have as many files and connections open as the system allows it to ask for."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def open_standard_files() -> None:
-    """Let 0, 1 and 2 be open, as a program that starts others expects: else the next sockets would be among them."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+@lru_cache(1)
+def _date(second: int) -> list[tuple[bytes, bytes]]:
+    return [(b"date", formatdate(second, usegmt=True).encode())]
 
 
 def quiet_when_full() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

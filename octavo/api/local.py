@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 
-from octavo.api.serve import Parts, Server, bind, url_of
+from octavo.api.serve import Parts, bind, url_of
 from octavo.api.terminal import Endpoint
 from octavo.config import EngineConfig
 
@@ -54,7 +54,10 @@ class _Thread(threading.Thread):
         self._settled.set()
 
     async def _serve(self) -> None:
-        server = Server(self._config, self.listening, self._parts, lambda info: self._settled.set())
+        engine = self._parts.engine(self._config)
+        from octavo.api.server import Server  # takes a while; the engine loads meanwhile
+
+        server = Server(self._config, self.listening, engine, self._parts.text, lambda info: self._settled.set())
         loop = asyncio.get_running_loop()
 
         def stop() -> None:

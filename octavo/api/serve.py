@@ -1,6 +1,7 @@
-"""The server's life: take the port, answer 503 at once, load the model, answer, drain, end.
+"""The server's life: take the port, set the engine going, answer 503, load the model, answer, drain, end.
 
-The engine runs in a process of its own; this one holds the HTTP side, the tokenizer and the chat template.
+The engine runs in a process of its own; this one holds the HTTP side, the tokenizer and the chat template. What answers
+over HTTP (octavo.api.server) takes half a second to import: by then the engine loads already.
 """
 
 from __future__ import annotations
@@ -8,34 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
-import signal
+import resource
 import socket
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import uvicorn
-
-import octavo
-from octavo.api.app import create_app
-from octavo.api.connections import Connection, allow_many_files, open_standard_files, quiet_when_full
-from octavo.api.frontend import Service, make_frontend
-from octavo.client import AsyncEngine, EngineUnavailable
 from octavo.config import EngineConfig
-from octavo.info import ModelInfo
-from octavo.text.request import RequestFactory
-from octavo.text.template import ChatTemplate
-from octavo.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
-_CLOSE_SECONDS = 5.0
-"""How long answers get to reach their clients after the engine has been closed."""
+if TYPE_CHECKING:
+    from octavo.client import AsyncEngine
+    from octavo.info import ModelInfo
+    from octavo.text.request import RequestFactory
+    from octavo.text.template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
 
 
 class Text(Protocol):
@@ -54,6 +44,7 @@ class Parts(NamedTuple):
     """What a server is made of."""
 
     engine: Callable[[EngineConfig], AsyncEngine]
+    """May set it going at once: what it is for has been checked, and the port is taken."""
     text: Callable[[EngineConfig], Text]
     """Reads files; called beside the event loop."""
 
@@ -134,150 +125,6 @@ def url_of(listening: socket.socket, config: EngineConfig) -> str:
     return f"http{'s' if config.ssl_certfile else ''}://{shown}:{port}"
 
 
-async def _beside(read: Callable[[EngineConfig], Text], config: EngineConfig) -> Text:
-    """`read(config)` on a thread that does not keep the program alive when it is told to end meanwhile."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Text] = loop.create_future()
-
-    def settle(text: Text | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if text is not None:
-            done.set_result(text)
-        elif error is not None:
-            done.set_exception(error)
-
-    def work() -> None:
-        text, problem = None, None
-        try:
-            text = read(config)
-        except Exception as error:
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any longer
-            loop.call_soon_threadsafe(settle, text, problem)
-
-    threading.Thread(target=work, name="text", daemon=True).start()
-    return await done
-
-
-async def load(service: Service, engine: AsyncEngine, read: Callable[[EngineConfig], Text]) -> ModelInfo:
-    """Start `engine`, read the text side beside it, and let `service` answer.
-
-    Raises:
-        CannotServe: the model cannot be loaded.
-    """
-    service.watch_loading(engine)
-    config = service.config
-    try:
-        info, text = await asyncio.gather(engine.start(), _beside(read, config))
-        factory = text.factory(info, config)
-    except Exception as error:
-        known = isinstance(error, (EngineUnavailable, ValueError, OSError))
-        logger.log(logging.DEBUG if known else logging.ERROR, "cannot load the model", exc_info=error)
-        raise CannotServe(str(error) if known else f"{type(error).__name__}: {error}") from None
-    service.open(make_frontend(engine, text.tokenizer, text.template, factory, info, config, service.callers))
-    return info
-
-
-class _Http(uvicorn.Server):
-    """uvicorn, without its signal handlers: the end of the engine comes first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Server:
-    """One server from start to end. `on_ready(info)` is called when it answers."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        listening: socket.socket,
-        parts: Parts,
-        on_ready: Callable[[ModelInfo], None],
-    ) -> None:
-        self._config = config
-        self._listening = listening
-        self._parts = parts
-        self._on_ready = on_ready
-        self._service = Service(config)
-        self._http = _Http(
-            uvicorn.Config(
-                create_app(self._service),
-                http=Connection,
-                log_config=None,
-                log_level=config.uvicorn_log_level,
-                lifespan="off",
-                ws="none",
-                access_log=not config.disable_uvicorn_access_log,
-                root_path=config.root_path or "",
-                ssl_keyfile=config.ssl_keyfile,
-                ssl_certfile=config.ssl_certfile,
-                ssl_ca_certs=config.ssl_ca_certs,
-                ssl_cert_reqs=config.ssl_cert_reqs,
-                ssl_ciphers=config.ssl_ciphers,
-                server_header=False,
-            )
-        )
-        self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
-
-    def stop(self) -> None:
-        """End: the first call drains, the second ends at once. Call it from the event loop."""
-        if self._stop.is_set():
-            self._hurry.set()
-        self._stop.set()
-
-    async def run(self) -> None:
-        """Serve until `stop` is called.
-
-        Raises:
-            CannotServe: the model cannot be loaded, or its engine has died.
-        """
-        asyncio.get_running_loop().set_exception_handler(quiet_when_full())
-        engine = self._parts.engine(self._config)
-        serving = asyncio.create_task(self._http.serve(sockets=[self._listening]))
-        try:
-            loading = asyncio.create_task(load(self._service, engine, self._parts.text))
-            stopped = asyncio.create_task(self._stop.wait())
-            await asyncio.wait({loading, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                loading.cancel()
-                await asyncio.gather(loading, return_exceptions=True)
-                _check(serving)
-                return
-            self._on_ready(loading.result())
-            await self._watch(engine, stopped, serving)
-        finally:
-            self._service.close("The server is shutting down.")
-            self._http.should_exit = True
-            await self._drain(engine, serving)
-            self._service.callers.close()
-
-    async def _watch(self, engine: AsyncEngine, stopped: asyncio.Task[bool], serving: asyncio.Task[None]) -> None:
-        while not stopped.done():
-            await asyncio.wait({stopped, serving}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-            state, reason = engine.status
-            if state == "dead":  # one that can be started again is not
-                raise CannotServe(f"the engine has stopped: {reason}")
-            _check(serving)
-
-    async def _drain(self, engine: AsyncEngine, serving: asyncio.Task[None]) -> None:
-        """Let running requests finish for `shutdown_timeout` seconds, end the rest, and the engine."""
-        hurry = asyncio.create_task(self._hurry.wait())
-        if self._config.shutdown_timeout > 0 and engine.status.state in ("ready", "restarting"):
-            await asyncio.wait(
-                {serving, hurry}, timeout=self._config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-        await engine.close()
-        if not hurry.done():
-            await asyncio.wait({serving, hurry}, timeout=_CLOSE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        self._http.force_exit = True
-        hurry.cancel()
-        await asyncio.gather(serving, hurry, return_exceptions=True)
-
-
 def check_tls(config: EngineConfig) -> None:
     """See that the TLS files are there, where any are named.
 
@@ -291,6 +138,22 @@ def check_tls(config: EngineConfig) -> None:
             raise CannotServe(f"cannot read the TLS file {path}: {error.strerror or error}.") from None
 
 
+def allow_many_files() -> None:
+    """Let this process have as many files and connections open as the system allows it to ask for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def open_standard_files() -> None:
+    """Let 0, 1 and 2 be open, as a program that starts others expects: else the next sockets would be among them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+
+
 def serve(config: EngineConfig, parts: Parts) -> int:
     """Run a server until SIGINT or SIGTERM; returns the exit status: 0 ended as asked, 1 an error (told on stderr)."""
     try:
@@ -298,44 +161,11 @@ def serve(config: EngineConfig, parts: Parts) -> int:
         allow_many_files()
         check_tls(config)
         with bind_path(config.uds) if config.uds else bind(config.host, config.port) as listening:
-            asyncio.run(_until_signal(config, listening, parts))
+            engine = parts.engine(config)
+            from octavo.api.server import until_signal
+
+            asyncio.run(until_signal(config, listening, engine, parts.text))
     except CannotServe as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _check(serving: asyncio.Task[None]) -> None:
-    """Raises CannotServe if the HTTP server has ended, which it does not do by itself."""
-    if serving.done():
-        error = serving.exception()
-        raise CannotServe(f"the HTTP server cannot go on: {error}" if error else "the HTTP server has stopped.")
-
-
-async def _until_signal(config: EngineConfig, listening: socket.socket, parts: Parts) -> None:
-    url = url_of(listening, config)
-    print(f"Octavo {octavo.__version__} listens at {url} and loads {config.model}", flush=True)
-    server = Server(config, listening, parts, lambda info: print(_welcome(info, config, url), flush=True))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stop)
-    await server.run()
-
-
-def _welcome(info: ModelInfo, config: EngineConfig, url: str) -> str:
-    """What start-up has decided, and a line to try."""
-    key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if config.api_key else ""
-    name = (*config.served_model_name, config.model)[0]
-    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
-    return "\n".join(
-        [
-            *(f"  {note}" for note in info.notes),
-            f"Serving {name} at {url} - try:",
-            f"  curl {_curl(url)}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
-        ]
-    )
-
-
-def _curl(url: str) -> str:
-    """`url` as curl's arguments."""
-    return f"--unix-socket {url.removeprefix('unix://')} http://localhost" if url.startswith("unix://") else url

@@ -14,7 +14,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from octavo.api.serve import Parts, Server, bind, url_of
+from octavo.api.serve import Parts, bind, url_of
+from octavo.api.server import Server
 from octavo.client import InProcess
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
@@ -254,7 +255,7 @@ def running(
     stops: list[Callable[[], None]] = []
 
     async def serve(bound: socket.socket) -> None:
-        server = Server(config, bound, parts, lambda info: ready.set())
+        server = Server(config, bound, parts.engine(config), parts.text, lambda info: ready.set())
         loop = asyncio.get_running_loop()
         stops.append(lambda: loop.call_soon_threadsafe(server.stop))
         await server.run()

@@ -10,7 +10,9 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
@@ -18,7 +20,8 @@ import psutil
 import pytest
 import trustme
 
-from octavo.api.serve import CannotServe, Server, bind, bind_path, serve
+from octavo.api.serve import CannotServe, bind, bind_path, serve
+from octavo.api.server import Server
 from octavo.config import EngineConfig
 from octavo.info import ModelInfo
 from octavo.sampling_params import ParameterError
@@ -113,13 +116,28 @@ def test_start_01_a_taken_port_is_found_before_anything_is_loaded() -> None:
     assert done.stderr.count("\n") == 1 and str(port) in done.stderr
 
 
+def test_start_the_engine_is_set_going_before_the_rest_is_imported() -> None:
+    code = """
+import sys
+import octavo.api.cli
+from octavo.api.serve import Parts, serve
+from octavo.config import EngineConfig
+def engine(config):
+    print(sorted({"numpy", "octavo.build", "pydantic", "starlette", "tokenizers", "uvicorn"} & sys.modules.keys()))
+    raise SystemExit(0)
+serve(EngineConfig(model="tiny", host="127.0.0.1", port=0), Parts(engine, None))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
 def test_start_tls_files_that_are_not_there() -> None:
     parts = parts_of(ScriptEngine())
 
     async def run() -> None:
         config = EngineConfig(model="tiny", ssl_keyfile="/no/key", ssl_certfile="/no/cert")
         with bind("127.0.0.1", 0) as listening:
-            await Server(config, listening, parts, lambda info: None).run()
+            await Server(config, listening, parts.engine(config), parts.text, lambda info: None).run()
 
     with pytest.raises(CannotServe, match="HTTP server cannot"):
         asyncio.run(run())
@@ -139,11 +157,21 @@ def test_start_wrong_sampling_defaults_end_the_server() -> None:
     parts = parts_of(ScriptEngine())._replace(text=lambda config: Wrong(make_tokenizer(), None))
 
     async def run() -> None:
+        config = EngineConfig(model="tiny")
         with bind("127.0.0.1", 0) as listening:
-            await Server(EngineConfig(model="tiny"), listening, parts, lambda info: None).run()
+            await Server(config, listening, parts.engine(config), parts.text, lambda info: None).run()
 
     with pytest.raises(CannotServe, match="^The defaults are wrong.$"):
         asyncio.run(run())
+
+
+def test_answers_tell_the_time_also_after_a_pause() -> None:
+    with running(parts_of(ScriptEngine())) as url, httpx.Client() as client:
+        for _ in range(2):
+            before = int(time.time())
+            told = parsedate_to_datetime(client.get(f"{url}/health").headers["date"]).timestamp()
+            assert before <= told <= time.time()
+            time.sleep(1.1)
 
 
 def test_start_an_address_that_is_not_here() -> None:

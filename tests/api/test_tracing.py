@@ -166,7 +166,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_nothing_is_imported_unasked() -> None:
     code = (
-        "import sys, octavo.api.serve\n"
+        "import sys, octavo.api.server\n"
         "from octavo.api.frontend import Service; from octavo.config import EngineConfig\n"
         "Service(EngineConfig())\n"
         "print([m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf', 'requests'))])"

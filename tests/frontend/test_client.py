@@ -317,6 +317,27 @@ def test_modules_of_the_current_folder_do_not_matter(tmp_path: Path, monkeypatch
     asyncio.run(main())
 
 
+def test_a_process_that_has_begun_before_the_event_loop_is_the_one_that_answers() -> None:
+    client = Process(CONFIG, "tests.frontend.fake_build:fast").begin()
+    [child] = psutil.Process().children()
+
+    async def main() -> None:
+        await client.start()
+        assert client.pid == child.pid
+        assert await tokens(client, request("a")) == {0: expected(request("a"))}
+        await client.close()
+
+    asyncio.run(main())
+    assert not child.is_running()
+
+
+def test_a_process_that_has_begun_ends_when_it_is_closed_without_a_start() -> None:
+    client = Process(CONFIG, "tests.frontend.fake_build:hanging").begin()
+    [child] = psutil.Process().children()
+    asyncio.run(client.close())
+    assert not child.is_running()
+
+
 def test_a_cancelled_start_leaves_no_process() -> None:
     async def main() -> None:
         client = Process(CONFIG, "tests.frontend.fake_build:hanging")

@@ -26,7 +26,8 @@ from octavo.api.batch.answers import Answers, BatchError, Failure, Response, ans
 from octavo.api.batch.lines import Ask, Refused, Survey, requests, survey, whole
 from octavo.api.batch.transfer import fetch, is_url, send, shown
 from octavo.api.frontend import Service
-from octavo.api.serve import CannotServe, Parts, load
+from octavo.api.serve import CannotServe, Parts
+from octavo.api.server import load
 from octavo.client import AsyncEngine
 from octavo.config import EngineConfig, cache_dir
 
