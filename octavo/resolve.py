@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.models.config import ModelConfig
-from octavo.ops.contract import F32, BatchLimits, KVScales, KVShape, KVSpec
+from octavo.ops.contract import F32, KV_LARGEST_SCALE, KV_LEAST_SCALE, BatchLimits, KVScales, KVShape, KVSpec
 from octavo.quant import GGUF_QUANTIZED, LARGE_INTEGERS, QUANTIZED_FLOATS, SMALL_INTEGERS, multiplied_as
 from octavo.types import KVGroup
 
@@ -141,6 +141,7 @@ def resolve(
         len(sizes.group_of), kv.kv_heads, kv.head_dim, dtype, config.block_size, blocks, sizes.group_of, kv.latent
     )
     tokens = blocks[0] * config.block_size
+    why = why if config.num_gpu_blocks_override is None else "as asked"
     notes.insert(0, f"KV cache {_mib(sizes.bytes(blocks))} in {dtype}{because}: {tokens} tokens ({why})")
     notes.insert(0, f"context {length} tokens, up to {config.max_num_seqs} sequences at once")
     return Resolved(
@@ -214,10 +215,11 @@ def _of_heads(spec: KVSpec, layer: int, scales: F32 | None, others: F32 | None) 
             f"layer {layer} of the checkpoint has {given.size} scales of an FP8 KV cache for {spec.kv_heads} KV heads: "
             "choose --kv-cache-dtype float16"
         )
-    if not (np.isfinite(given).all() and (given > 0).all()):
+    wrong = given[~((given > KV_LEAST_SCALE) & (given < KV_LARGEST_SCALE))]
+    if wrong.size:
         raise ConfigError(
-            f"a scale of the FP8 KV cache of layer {layer} in the checkpoint is {given.min()}, which is no positive "
-            "number: choose --kv-cache-dtype float16"
+            f"a scale of the FP8 KV cache of layer {layer} in the checkpoint is {wrong[0]}, which is no positive "
+            f"number between {KV_LEAST_SCALE:g} and {KV_LARGEST_SCALE:g}: choose --kv-cache-dtype float16"
         )
     return tuple(np.broadcast_to(given, spec.kv_heads).tolist())
 

@@ -270,7 +270,12 @@ def _matrix(found: Found, checkpoint: Checkpoint, quantize: Callable[[Stored], S
         stored = stored._replace(n_out=n_out, n_in=n_in, data=stored.data.reshape(n_out, -1))
     if view is not None:
         stored = view.matrix(stored)
-    return stored if quantize is None else quantize(stored)
+    if quantize is None:
+        return stored
+    try:
+        return quantize(stored)
+    except ValueError as error:  # it does not know which one it was
+        raise LoadError(f"{name}: {error}") from None
 
 
 def _rows(found: Found) -> list[Any]:

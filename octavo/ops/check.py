@@ -11,7 +11,19 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from octavo.ops.contract import I32, KV_TYPES, BatchArrays, BatchLimits, KVSpec, Router, Sampling, Scoring, Stored
+from octavo.ops.contract import (
+    I32,
+    KV_LARGEST_SCALE,
+    KV_LEAST_SCALE,
+    KV_TYPES,
+    BatchArrays,
+    BatchLimits,
+    KVSpec,
+    Router,
+    Sampling,
+    Scoring,
+    Stored,
+)
 
 Values = npt.NDArray[Any]
 
@@ -149,7 +161,7 @@ def _check_scales(spec: KVSpec) -> None:
                 f"KV cache: layer {layer} has {len(k)} scales of keys and {len(v)} of values for {spec.kv_heads} KV "
                 "heads"
             )
-        wrong = [scale for scale in (*k, *v) if not 1e-30 < scale < 1e30]
+        wrong = [scale for scale in (*k, *v) if not KV_LEAST_SCALE < scale < KV_LARGEST_SCALE]
         if wrong:
             raise ValueError(f"KV cache: a scale of layer {layer} is {wrong[0]}, which is no positive number")
 

@@ -415,6 +415,9 @@ magnitude is not finite the scale is NaN, and so are all elements."""
 KV_LEAST_SCALE = 1e-30
 """Smaller ones would be denormal, or close to it."""
 
+KV_LARGEST_SCALE = 1e30
+"""Elements times larger ones would overflow, or come close to it. Those of layers lie between the two."""
+
 
 class KVScales(NamedTuple):
     """What the keys and the values of a layer are divided by before they are stored, and multiplied by when they are

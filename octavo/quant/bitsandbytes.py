@@ -74,11 +74,13 @@ def read(config: Mapping[str, Any]) -> Bitsandbytes:
 def normal_floats(values: F32) -> U8:
     """Rows of NF4_32 from [n, n_in], n_in a multiple of 32, as bitsandbytes makes them without double quantization: a
     block of 64 neighbours (of 32 where rows are no multiple of 64) shares its largest magnitude, and codes are the
-    nearest. Of two that are as near, the higher code."""
+    nearest. Of two that are as near, the higher code. Raises QuantError for numbers that are not finite."""
     n_out, n_in = values.shape
     block = 64 if n_in % 64 == 0 else 32
     blocks = values.reshape(n_out, -1, block)
     largest = np.maximum(blocks.max(2), -blocks.min(2))
+    if not np.isfinite(largest).all():
+        raise QuantError("a matrix has numbers that are not finite")
     shares = np.divide(blocks, largest[:, :, None], out=np.zeros_like(blocks), where=largest[:, :, None] != 0)
     borders = (NF4_32.table[1:] + NF4_32.table[:-1]) / 2
     codes = np.searchsorted(borders, shares.reshape(n_out, n_in), side="right").astype(np.uint8)

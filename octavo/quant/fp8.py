@@ -145,7 +145,9 @@ def per_block(values: F32) -> U8:
 
 
 def _rounded(values: F32, largest: F32) -> U8:
-    """`largest` [n_out, n] for n even parts of a row."""
+    """`largest` [n_out, n] for n even parts of a row. Raises QuantError where one is not finite."""
+    if not np.isfinite(largest).all():
+        raise QuantError("a matrix has numbers that are not finite")
     form, (n_out, n_in) = F8_E4M3_32, values.shape
     scales = largest / np.float32(448)
     scales[scales == 0] = 1

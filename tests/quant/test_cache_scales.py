@@ -160,6 +160,17 @@ def test_quant_08_start_up_says_what_it_does_with_scales(original: Path, tmp_pat
     assert "scales" not in notes(original)
 
 
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 1e-35, 1e35, float("inf"), float("nan")])
+def test_a_scale_that_is_no_number_to_divide_by_is_told(original: Path, tmp_path: Path, wrong: float) -> None:
+    layers: list[dict[str, Any]] = [{"k_scale": 0.1, "v_scale": 0.2}, {"k_scale": 0.1, "v_scale": [0.3, wrong]}]
+    path = with_scales(original, tmp_path / "model", layers)
+    with pytest.raises(ConfigError) as told:
+        notes(path, kv_cache_dtype="fp8")
+    assert f"layer 1 in the checkpoint is {np.float32(wrong)}, which is no positive number" in str(told.value)
+    assert "choose --kv-cache-dtype float16" in str(told.value)
+    assert "are not used" in notes(path, kv_cache_dtype="float16")
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from octavo.checkpoint.quantized import METHODS
 from octavo.config import ConfigError, EngineConfig
-from octavo.models.weights import quantizable
+from octavo.models.weights import LoadError, quantizable
 from octavo.ops.contract import F32, Stored
 from octavo.ops.reference import ReferenceDevice
 from octavo.parallel.rank import Rank
@@ -78,6 +80,17 @@ def test_products_are_quantized_but_not_what_chooses(variant: str, tmp_path: Pat
     assert sorted(seen) == whole and tables == of_tables and quantizable(loaded.model)[0] == elements
 
 
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_matrix_that_is_not_finite_is_refused_by_name(name: str, bad: float, tmp_path: Path) -> None:
+    path, _ = make("llama", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = bad
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(LoadError, match=r"^model\.layers\.1\.mlp\.down_proj\.weight: .*not finite"):
+        Loaded(path, ReferenceDevice(), quantize=partial(quantize, RULES[name]))
+
+
 def test_what_is_saved_is_of_the_smallest_kind() -> None:
     rule = RULES["fp8"]
     assert saved(rule, {"BF16", "F32"}) == 2 - 36 / 32
@@ -100,4 +113,5 @@ def test_the_flag_means_it_for_plain_floats_only() -> None:
 def test_the_help_of_the_flag_lists_every_name() -> None:
     option = next(option for option in fields(EngineConfig) if option.name == "quantization")
     done, of_checkpoints = (set(re.findall(r"[\w-]+", part)) for part in option.metadata["help"].split("Default:"))
-    assert RULES.keys() <= done and METHODS.keys() <= of_checkpoints
+    methods = {name.rpartition("/")[2] for name in METHODS}  # a maker's name before the method's is another spelling
+    assert RULES.keys() <= done and methods <= of_checkpoints

@@ -77,7 +77,8 @@ def test_start_03_length_beyond_the_model_is_refused() -> None:
 
 
 def test_number_of_blocks_that_no_memory_holds_is_refused() -> None:
-    assert run(1 << 30, num_gpu_blocks_override=70).kv.blocks == (70,)
+    asked = run(1 << 30, num_gpu_blocks_override=70)
+    assert asked.kv.blocks == (70,) and any(note.endswith(": 1120 tokens (as asked)") for note in asked.notes)
     with pytest.raises(ConfigError, match=r"100000000000 KV blocks per group need .* only 1.0 GiB are free"):
         run(1 << 30, num_gpu_blocks_override=100_000_000_000)
 
