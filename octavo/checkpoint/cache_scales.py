@@ -60,6 +60,8 @@ def split(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str,
     said = config.get("quantization_config")
     if not isinstance(said, Mapping) or not said:
         return tensors, NO_SCALES
+    if said.get("quant_method") == "quanto":  # whose output_scale is that of the activations of any module
+        return tensors, NO_SCALES
     endings = (*(ending for ending, _ in ENDINGS), *UNUSED)
     scales = {name: tensor for name, tensor in tensors.items() if name.endswith(endings)}
     rest = {name: tensor for name, tensor in tensors.items() if name not in scales}

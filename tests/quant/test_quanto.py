@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from octavo.build import build
 from octavo.checkpoint import CheckpointError
+from octavo.config import EngineConfig
 from octavo.models.weights import LoadError
 from octavo.ops.contract import Stored
 from octavo.ops.reference import ReferenceDevice
@@ -62,6 +64,14 @@ def read(folder: Path, parts: Parts) -> Stored:
     save_file({f"m{ending}": part for ending, part in parts.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"quantization_config": SAID}))
     return the_matrix(folder)
+
+
+def test_scales_of_activations_are_none_of_a_cache(tmp_path: Path) -> None:
+    """Every module has an output_scale: k_proj and v_proj too, where other makers' is that of an FP8 cache."""
+    published, _ = twins(plain(tmp_path / "original"), tmp_path, int8, SAID | {"weights": "int8"})
+    built = build(EngineConfig(model=str(published), max_num_seqs=2))
+    built.engine.close()
+    assert not [note for note in built.info.notes if "scales" in note]
 
 
 def test_4_bits_by_hand(tmp_path: Path) -> None:
