@@ -179,7 +179,7 @@ def _written_blocks(batch: BatchArrays, lengths: I32, spec: KVSpec) -> None:
         raise ValueError(f"tables: {len(batch.tables)} block tables for {len(spec.blocks)} KV groups")
     if not batch.tokens.size:
         return
-    owner = np.repeat(batch.slots, lengths)
+    owner = np.repeat(batch.slots.astype(np.intp), lengths)
     column = batch.positions // spec.block_size
     last_slot, last_column = int(batch.slots.max()), int(column.max())
     for group, (table, blocks) in enumerate(zip(batch.tables, spec.blocks, strict=True)):
@@ -189,15 +189,16 @@ def _written_blocks(batch: BatchArrays, lengths: I32, spec: KVSpec) -> None:
             raise ValueError(
                 f"tables[{group}]: {list(table.shape)} has no entry for slot {last_slot}, block {last_column}"
             )
-        check_ids(f"tables[{group}]", table[owner, column], blocks)
+        # One flat index: with two of them numpy makes several times the memory, in every step.
+        check_ids(f"tables[{group}]", table.reshape(-1).take(owner * table.shape[1] + column), blocks)
 
 
 def _consecutive(batch: BatchArrays) -> None:
     """Positions rise by one inside each sequence: attention finds a token's neighbours by it."""
     if batch.tokens.size < 2:
         return
-    broken = np.diff(batch.positions) != 1
-    broken[batch.starts[1:-1] - 1] = False  # from one sequence to the next
+    broken = batch.positions[1:] - batch.positions[:-1] != 1
+    broken.put(batch.starts[1:-1] - 1, False)  # from one sequence to the next
     if broken.any():
         raise ValueError("positions: tokens of a sequence must have consecutive positions")
 

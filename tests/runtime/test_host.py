@@ -19,8 +19,12 @@ from tests.models.tiny import make
 from tests.runtime.rig import Rig, ids, request
 
 SEQUENCES = 100
-BYTES_EACH = 64
+BYTES_EACH = 32
 """What a line may allocate for each sequence of a step: a few numbers or pointers."""
+BLOCKS = 400
+BYTES_EACH_BLOCK = 48
+"""What a line of the block pool may allocate for each block that there is: its dictionaries are made anew when they
+have become too small, a few times until all blocks are in them."""
 
 
 class Done:
@@ -56,9 +60,9 @@ class Counted:
 
 @pytest.fixture
 def decoding(tmp_path: Path) -> Iterator[Rig]:
-    """An engine that decodes 100 sequences, none of which needs a new block in the next ten steps."""
+    """An engine that decodes 100 sequences; each of them begins a block 14 steps from now, and 16 steps later."""
     path, _ = make("llama", tmp_path)
-    rig = Rig(path, max_num_seqs=SEQUENCES, max_num_batched_tokens=2048, blocks=400, threads=1, witness=False)
+    rig = Rig(path, max_num_seqs=SEQUENCES, max_num_batched_tokens=2048, blocks=BLOCKS, threads=1, witness=False)
     executor = rig.engine.executor
     assert isinstance(executor, Local)
     rig.engine.executor = Inline(executor)
@@ -108,11 +112,15 @@ def test_allocations_of_a_step(decoding: Rig) -> None:
         # What stays is what was drawn: a token of each sequence and step.
         assert after - kept < 3 * BYTES_EACH * SEQUENCES
         sys.settrace(trace)
-        for _ in range(6):
+        blocks = engine.stats().blocks_used
+        for _ in range(16):
             engine.step()
         sys.settrace(tracer)
+        assert engine.stats().blocks_used == blocks + SEQUENCES
         most = {line: size for line, size in most.items() if "/octavo/" in line[0] or "/numpy/" in line[0]}
         assert len(most) > 100, "the steps were not traced"
+        pool = {line: most.pop(line) for line in list(most) if line[0].endswith("/octavo/engine/blocks.py")}
+        assert max(pool.values()) <= BYTES_EACH_BLOCK * BLOCKS, pool
         assert {line: size for line, size in most.items() if size > BYTES_EACH * SEQUENCES} == {}
     finally:
         sys.settrace(tracer)
