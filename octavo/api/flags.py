@@ -272,6 +272,8 @@ def _refuse_unknown(command: Command, parser: argparse.ArgumentParser, argument:
     name = argument.partition("=")[0].replace("_", "-")
     near = difflib.get_close_matches(name, [name for flag in command.flags for name in flag.names], n=2)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" See octavo {command.name} --help."
+    if not argument.startswith("-"):
+        hint = " What belongs to no flag stands before the flags, several words in quotes."
     parser.error(f"unknown argument {argument}.{hint}")
 
 

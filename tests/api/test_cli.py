@@ -303,7 +303,7 @@ def test_spellings(arguments: list[str], field: str, value: object) -> None:
         (["--max-num-sequences", "3"], "unknown argument --max-num-sequences. Did you mean --max-num-seqs"),
         (["--max_num_sequences=3"], "Did you mean --max-num-seqs"),
         (["--zzz"], "unknown argument --zzz. See octavo serve --help."),
-        (["m", "n"], "unknown argument n"),
+        (["m", "n"], "unknown argument n. What belongs to no flag stands before the flags, several words in quotes."),
         (["m", "--model", "n"], "two models are named: m and --model n; name one."),
         (["--max-model", "3"], "unknown argument --max-model"),
         (["--port"], "expected one argument"),
