@@ -11,10 +11,11 @@ inline __m512i halves_of_float8(__m256i bytes) {
     if constexpr (FORMAT == E5M2) {
         return _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8);
     } else {
-        const __m512i half =
-            _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7), _mm512_set1_epi16(-0x4001));
-        const __m512i carried = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
-        return _mm512_ternarylogic_epi64(half, carried, _mm512_set1_epi16(0x4000), 0xf8);  // a | (b & c)
+        // The sign fills the two upper bits. Of the magnitude 0x7f, and no other, the next one carries into the second
+        // of them, which becomes what the addition changed of it: the exponent of NaN, or zero.
+        const __m512i half = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7);
+        const __m512i next = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
+        return _mm512_ternarylogic_epi64(half, next, _mm512_set1_epi16(0x4000), 0x78);  // a ^ (b & c)
     }
 }
 
