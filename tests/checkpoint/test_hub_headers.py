@@ -62,7 +62,8 @@ def test_every_quantization_method_says_the_same(number: int, tmp_path: Path, mo
         assert got.vector("model.norm.weight").tolist() == [0.0] * 64 != want.vector("model.norm.weight").tolist()
     header = 8 + int.from_bytes(tensors[:8], "little")
     assert files.asked[:2] == [("model.safetensors", 0, 64), ("model.safetensors", 64, header - 64)]
-    assert sum(length for _, _, length in files.asked[2:]) < (len(tensors) - header) / 10
+    # The order of act-order's columns is a tenth of so small a model.
+    assert sum(length for _, _, length in files.asked[2:]) < (len(tensors) - header) / 8
 
 
 def test_gguf_in_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ class Play:
         self.culprits = {one.id for one in self.asked if rng.random() < rng.choice((0.0, 0.1))}
         self.lives: list[PlayedLife] = []
         self.kinds: Counter[str] = Counter()
+        monkeypatch.setattr(client_module, "_spawn", lambda config, builder: None)
         monkeypatch.setattr(client_module._Life, "start", self._start)
         monkeypatch.setattr(recovery, "SECOND_DELAY", 0.0)
         monkeypatch.setattr(recovery, "HOPELESS", 1 << 30)
@@ -152,7 +153,7 @@ class Play:
         monkeypatch.setattr(recovery, "PARDONED_KILLS", 1 << 30)
         monkeypatch.setattr(recovery, "MOST_STRIKES", 1 << 30)
 
-    async def _start(self, config: EngineConfig, builder: str, receive: Callable[[FromEngine], None]) -> PlayedLife:
+    async def _start(self, child: None, receive: Callable[[FromEngine], None]) -> PlayedLife:
         executor = FakeExecutor(self.model, SIZE, step_fault=self._fault)
         life = PlayedLife(make_engine(self.case, self.rng, executor), receive)
         if self.lives and self.rng.random() < self.unloadable:
