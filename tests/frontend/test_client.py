@@ -318,8 +318,9 @@ def test_modules_of_the_current_folder_do_not_matter(tmp_path: Path, monkeypatch
 
 
 def test_a_process_that_has_begun_before_the_event_loop_is_the_one_that_answers() -> None:
+    before = set(psutil.Process().children())
     client = Process(CONFIG, "tests.frontend.fake_build:fast").begin()
-    [child] = psutil.Process().children()
+    [child] = set(psutil.Process().children()) - before
 
     async def main() -> None:
         await client.start()
@@ -332,8 +333,9 @@ def test_a_process_that_has_begun_before_the_event_loop_is_the_one_that_answers(
 
 
 def test_a_process_that_has_begun_ends_when_it_is_closed_without_a_start() -> None:
+    before = set(psutil.Process().children())
     client = Process(CONFIG, "tests.frontend.fake_build:hanging").begin()
-    [child] = psutil.Process().children()
+    [child] = set(psutil.Process().children()) - before
     asyncio.run(client.close())
     assert not child.is_running()
 
