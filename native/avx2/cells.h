@@ -84,7 +84,9 @@ inline CellPlace place_of(const uint8_t* panel, int cell) {
 template <int KIND>
 inline void fetch_ahead(const uint8_t* cell) {
 #pragma GCC unroll 5
-    for (int i = 0; i < kKinds[KIND].cell_bytes(); i += 64) _mm_prefetch(cell + 2048 + i, _MM_HINT_T0);
+    for (int i = 0; i < kKinds[KIND].cell_bytes() + kKinds[KIND].head_bytes; i += 64) {  // heads lie between cells
+        _mm_prefetch(cell + 2048 + i, _MM_HINT_T0);
+    }
 }
 
 inline __m256 load_halves(const uint8_t* p) {
