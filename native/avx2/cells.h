@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../kinds.h"
+#include "../kernels.h"
 
 namespace {
 
@@ -34,6 +34,10 @@ constexpr bool has_halves(int kind) {
     const octavo::Scales scales = kKinds[kind].scales;
     return scales == octavo::FLOAT_2 || scales == octavo::SUB8_2 || scales == octavo::SUB4_MIN_2;
 }
+// These scales are integers, and multiply one of the unit.
+constexpr bool has_integer_halves(int kind) {
+    return kKinds[kind].scales == octavo::SUB8_2 || kKinds[kind].scales == octavo::SUB4_MIN_2;
+}
 constexpr int zero_point(int kind) {
     switch (kind) {
         case octavo::Q3_K:
@@ -60,6 +64,17 @@ constexpr int zero_point(int kind) {
             return 0;
     }
 }
+
+// The activations of one group from some row on. By value: stores of results could alias those behind a reference.
+struct Group8 {
+    const int8_t* q;
+    const float* scale;
+    const float* sum;
+    const int32_t* halves;
+
+    Group8(const octavo::Act8& x, int64_t index)
+        : q(x.q + index * octavo::kCell), scale(x.scale + index), sum(x.sum + index), halves(x.halves + index) {}
+};
 
 // Where a cell and the head of its unit are.
 struct CellPlace {

@@ -19,10 +19,6 @@ struct CellMeta {
     __m256i zeros;   // by what the sums of activations count: the zero point (times integer scales), as int16 pairs
 };
 
-constexpr bool has_integer_halves(int kind) {
-    return kKinds[kind].scales == SUB8_2 || kKinds[kind].scales == SUB4_MIN_2;
-}
-
 // Eight bytes of either half as int16 pairs.
 inline __m256i pairs_of(__m256i first, __m256i second) {
     return _mm256_or_si256(_mm256_and_si256(first, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(second, 16));
@@ -108,17 +104,6 @@ inline __m256i dot(const __m256i (&w)[8], const int8_t* a, const CellMeta& meta)
     }
     return sum;
 }
-
-// The activations of one group from some row on. By value: stores of results could alias those behind a reference.
-struct Group8 {
-    const int8_t* q;
-    const float* scale;
-    const float* sum;
-    const int32_t* halves;
-
-    Group8(const Act8& x, int64_t index)
-        : q(x.q + index * kCell), scale(x.scale + index), sum(x.sum + index), halves(x.halves + index) {}
-};
 
 // Adds a dot product of row `row` with what belongs to it: the zero point, the scales, the minimum.
 template <int KIND>

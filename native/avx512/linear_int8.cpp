@@ -10,10 +10,6 @@ using namespace octavo;
 
 constexpr int kBlockRows = 12;  // beside the eight quads of a cell and its scales
 
-constexpr bool has_integer_halves(int kind) {
-    return kKinds[kind].scales == SUB8_2 || kKinds[kind].scales == SUB4_MIN_2;
-}
-
 // What the epilogue of one cell needs, per column.
 struct CellMeta {
     __m512 scale;
@@ -71,17 +67,6 @@ inline __m512i dot_half(__m512i sum, const __m512i* w, const int8_t* a) {
     return sum;
 }
 
-// The activations of one group from some row on. By value: stores of results could alias those behind a reference.
-struct Group8 {
-    const int8_t* q;
-    const float* scale;
-    const float* sum;
-    const int32_t* halves;
-
-    Group8(const Act8& x, int64_t index)
-        : q(x.q + index * kCell), scale(x.scale + index), sum(x.sum + index), halves(x.halves + index) {}
-};
-
 template <int KIND>
 inline __attribute__((always_inline)) __m512 add_cell(__m512 acc, const __m512i (&w)[8], const CellMeta& meta,
                                                       const Group8& x, int64_t row) {
@@ -114,12 +99,6 @@ inline __attribute__((always_inline)) __m512 add_cell(__m512 acc, const __m512i 
         }
         return acc;
     }
-}
-
-template <int KIND>
-inline void load_quads(PairPlace at, __m512i (&w)[8]) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) w[i] = quad_of<KIND>(at, i);
 }
 
 // Sums of all columns of a pair of panels and ROWS rows stay in registers along K.
