@@ -308,7 +308,7 @@ def _unpack(package: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        _run([*pip, "--no-build-isolation", "--dest", fresh, package])
+        _run([*pip, "--dest", fresh, package])  # isolated: what states its version is not in our environment
         with tarfile.open(next(Path(fresh).glob("*.tar.gz"))) as archive:
             archive.extractall(fresh, filter="data")
         shutil.move(str(next(Path(fresh).glob("*/llama.cpp"))), folder)

@@ -177,8 +177,9 @@ def answers(address: str, folder: Path) -> bool:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether a text is the expected one, in which ... stands for anything."""
-    pattern = re.escape(expected.strip()).replace(r"\.\.\.", ".*").replace("…", ".*")
+    """Whether a text is the expected one, in which ... stands for anything; alone in a line, for no lines too."""
+    pattern = re.sub(r"\\\n\\\.\\\.\\\.(?=\\\n|$)", r"(?:\\n.*)?", re.escape(expected.strip()))
+    pattern = pattern.replace(r"\.\.\.", ".*").replace("…", ".*")
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 

@@ -139,6 +139,8 @@ def test_blocks_are_read_with_their_markers() -> None:
 def test_outputs_are_compared_in_full() -> None:
     assert matches("a ... b\n", "a 1\n2 b") and matches("x.y", "x.y\n")
     assert not matches("a", "ab") and not matches("x.y", "xzy")
+    assert matches("a\n...\nb\n...", "a\nb") and matches("a\n...\nb\n...", "a\n1\n2\nb\n3")
+    assert not matches("a\n...", "ab") and not matches("a\n...\nb", "a\nxb")
 
 
 def test_addresses_of_servers() -> None:
