@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
+
+from octavo.engine.lists import Lists
 
 CANDIDATES = 32
 """Blocks compared at most in a search for a partial match; the search is a saving, never a need."""
@@ -34,42 +37,46 @@ class BlockPool:
     def __init__(self, count: int, size: int) -> None:
         self.count = count
         self.size = size
+        self.free = count
+        """Blocks nobody holds."""
+        self.cached = 0
+        """Blocks whose content is published, held or free."""
         self.filled = 0
         """Tokens in held blocks, each block counted once."""
         self._references = [0] * count
         self._fill = [0] * count
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        self._content: dict[int, Content] = {}
-        self._full: dict[bytes, int] = {}
-        self._children: dict[tuple[bytes, int], dict[int, None]] = {}
-
-    @property
-    def free(self) -> int:
-        """Blocks nobody holds."""
-        return len(self._free)
+        self._content: list[Content | None] = [None] * count
+        self._unused = Lists(count, 1)
+        """The free blocks, in the order in which they are taken."""
+        for block in range(count):
+            self._unused.append(0, block)
+        # Hash tables of the published blocks, by digest and by what they follow. (`hash` of bytes is keyed per process:
+        # nobody knows which tokens would make many blocks share a list.)
+        self._buckets = 1 << max(count - 1, 0).bit_length()
+        self._full = Lists(count, self._buckets)
+        self._children = Lists(count, self._buckets)
 
     @property
     def used(self) -> int:
-        return self.count - len(self._free)
-
-    @property
-    def cached(self) -> int:
-        """Blocks whose content is published, held or free."""
-        return len(self._content)
+        return self.count - self.free
 
     def hold(self, block: int) -> int:
         """One more reference."""
         if self._references[block] == 0:
-            del self._free[block]
+            self._unused.remove(block)
+            self.free -= 1
             self.filled += self._fill[block]
         self._references[block] += 1
         return block
 
     def take(self) -> int:
         """A free block for new content, with one reference. Raises KeyError when none is free."""
-        block, _ = self._free.popitem(last=False)
-        if block in self._content:
-            self.unpublish(block)
+        block = self._unused.first(0)
+        if block < 0:
+            raise KeyError("no block is free")
+        self._unused.remove(block)
+        self.free -= 1
+        self.unpublish(block)
         self._references[block] = 1
         self._fill[block] = 0
         return block
@@ -80,9 +87,11 @@ class BlockPool:
         if self._references[block]:
             return
         self.filled -= self._fill[block]
-        self._free[block] = None
-        if block not in self._content:
-            self._free.move_to_end(block, last=False)
+        self.free += 1
+        if self._content[block] is None:
+            self._unused.prepend(0, block)
+        else:
+            self._unused.append(0, block)
 
     def fill(self, block: int, tokens: int) -> None:
         """Say how many tokens a held block has."""
@@ -92,57 +101,81 @@ class BlockPool:
     def publish(self, block: int, digest: bytes | None, parent: bytes, tokens: tuple[int, ...], step: int) -> None:
         """Offer a block to others; `digest` None says that it is not full yet. A full block whose content is
         published already stays private."""
-        if digest is not None and digest in self._full:
+        if digest is not None and self.find(digest) is not None:
             return
-        old = self._content.get(block)
+        old = self._content[block]
         ready = 0
         if old is not None:
             ready = len(old.tokens) if old.step < step else old.ready
             self.unpublish(block)
         self._content[block] = Content(digest, parent, tokens, ready, step)
-        self._children.setdefault((parent, tokens[0]), {})[block] = None
+        self.cached += 1
+        self._children.prepend(self._bucket((parent, tokens[0])), block)
         if digest is not None:
-            self._full[digest] = block
+            self._full.append(self._bucket(digest), block)
 
     def unpublish(self, block: int) -> None:
         """Forget what a block holds; no-op if it is not published."""
-        content = self._content.pop(block, None)
+        content = self._content[block]
         if content is None:
             return
+        self._content[block] = None
+        self.cached -= 1
+        self._children.remove(block)
         if content.digest is not None:
-            del self._full[content.digest]
-        key = (content.parent, content.tokens[0])
-        siblings = self._children[key]
-        del siblings[block]
-        if not siblings:
-            del self._children[key]
+            self._full.remove(block)
 
     def find(self, digest: bytes) -> int | None:
         """The full block with this history."""
-        return self._full.get(digest)
+        block = self._full.first(self._bucket(digest))
+        while block >= 0:
+            content = self._content[block]
+            if content is not None and content.digest == digest:
+                return block
+            block = self._full.following(block)
+        return None
 
     def nearest(self, parent: bytes, tokens: Tokens[int], step: int) -> tuple[int, int]:
         """(block, length) of the published block after `parent` that has the longest common start with `tokens`, as
         far as a copy made in step `step` may use it; (-1, 0) if there is none."""
         best, longest = -1, 0
-        for tried, block in enumerate(reversed(self._children.get((parent, tokens[0]), {}))):
-            if tried == CANDIDATES:
-                break
+        tried = 0
+        block = self._children.first(self._bucket((parent, tokens[0])))
+        while block >= 0 and tried < CANDIDATES:
             content = self._content[block]
-            most = min(len(tokens), len(content.tokens) if content.step < step else content.ready)
-            same = 0
-            while same < most and content.tokens[same] == tokens[same]:
-                same += 1
-            if same > longest:
-                best, longest = block, same
+            if content is not None and content.parent == parent and content.tokens[0] == tokens[0]:
+                tried += 1
+                most = min(len(tokens), len(content.tokens) if content.step < step else content.ready)
+                same = 0
+                while same < most and content.tokens[same] == tokens[same]:
+                    same += 1
+                if same > longest:
+                    best, longest = block, same
+            block = self._children.following(block)
         return best, longest
+
+    def _bucket(self, key: bytes | tuple[bytes, int]) -> int:
+        return hash(key) % self._buckets
 
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless the references are exactly `held` and all books agree (for tests)."""
+        free = set(_members(self._unused, 1))
+        assert len(free) == self.free, "free blocks are counted wrongly"
         for block, references in enumerate(self._references):
             assert references == held[block], f"block {block}: {references} references, {held[block]} holders"
-            assert (references == 0) == (block in self._free), f"block {block}: held and free at once"
+            assert (references == 0) == (block in free), f"block {block}: held and free at once"
         assert self.filled == sum(self._fill[b] for b in range(self.count) if self._references[b])
-        assert all(self._content[block].digest == digest for digest, block in self._full.items())
-        listed = [block for siblings in self._children.values() for block in siblings]
-        assert sorted(listed) == sorted(self._content), "children and contents differ"
+        contents = {block: content for block, content in enumerate(self._content) if content is not None}
+        assert len(contents) == self.cached
+        assert sorted(_members(self._children, self._buckets)) == sorted(contents), "children and contents differ"
+        full = {block: content.digest for block, content in contents.items() if content.digest is not None}
+        assert sorted(_members(self._full, self._buckets)) == sorted(full), "full blocks and contents differ"
+        assert all(self.find(digest) == block for block, digest in full.items())
+
+
+def _members(lists: Lists, count: int) -> Iterator[int]:
+    for number in range(count):
+        member = lists.first(number)
+        while member >= 0:
+            yield member
+            member = lists.following(member)

@@ -28,6 +28,9 @@ from octavo.ops.contract import (
 Values = npt.NDArray[Any]
 
 
+_INT32, _UINT64, _FLOAT32 = np.dtype(np.int32), np.dtype(np.uint64), np.dtype(np.float32)
+# Not the methods of arrays, which are a detour through Python: dozens of these run in each step.
+_least, _most = np.minimum.reduce, np.maximum.reduce
 _TINY = float(np.finfo(np.float32).tiny)
 _HUGE = float(np.finfo(np.float32).max)
 
@@ -40,7 +43,7 @@ def check_batch(batch: BatchArrays, limits: BatchLimits, spec: KVSpec, vocab: in
     """
     tokens, sequences = batch.tokens.size, batch.slots.size
     for name in ("tokens", "positions", "starts", "slots", "rows"):
-        _vector(name, getattr(batch, name), np.int32)
+        _vector(name, getattr(batch, name), _INT32)
     _length("positions", batch.positions, tokens)
     _length("starts", batch.starts, sequences + 1)
     _at_most("tokens", tokens, limits.tokens)
@@ -53,9 +56,11 @@ def check_batch(batch: BatchArrays, limits: BatchLimits, spec: KVSpec, vocab: in
     if batch.rows.size > 1 and (batch.rows[1:] < batch.rows[:-1]).any():
         raise ValueError("rows: must be in ascending order")
     lengths = _lengths("starts", batch.starts, tokens)
-    if sequences and lengths.min() < 1:
+    if sequences and _least(lengths) < 1:
         raise ValueError("starts: every sequence of a step must own at least one token")
-    if sequences > 1 and np.bincount(batch.slots).max() > 1:
+    taken = np.zeros(limits.sequences, np.bool_)
+    taken.put(batch.slots, True)
+    if np.count_nonzero(taken) < sequences:
         raise ValueError("slots: two sequences of a step share a slot")
     _consecutive(batch)
     _written_blocks(batch, lengths, spec)
@@ -64,21 +69,21 @@ def check_batch(batch: BatchArrays, limits: BatchLimits, spec: KVSpec, vocab: in
 def check_sampling(sampling: Sampling, rows: int, vocab: int) -> None:
     """`sampling` holds parameters in range for `rows` rows over `vocab` ids."""
     for name in ("top_k", "choice", "position", "target", "logprobs"):
-        _length(name, _vector(name, getattr(sampling, name), np.int32), rows)
+        _length(name, _vector(name, getattr(sampling, name), _INT32), rows)
     for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency"):
-        _length(name, _vector(name, getattr(sampling, name), np.float32), rows)
-    _length("seed", _vector("seed", sampling.seed, np.uint64), rows)
+        _length(name, _vector(name, getattr(sampling, name), _FLOAT32), rows)
+    _length("seed", _vector("seed", sampling.seed, _UINT64), rows)
     for name in ("seen", "bias", "allow", "report"):
         values = getattr(sampling, f"{name}_ids")
         if name == "report" and not sampling.report_ptr.size and not values.size:
             continue
-        pointers = _vector(f"{name}_ptr", getattr(sampling, f"{name}_ptr"), np.int32)
+        pointers = _vector(f"{name}_ptr", getattr(sampling, f"{name}_ptr"), _INT32)
         _length(f"{name}_ptr", pointers, rows + 1)
-        if _lengths(f"{name}_ptr", pointers, values.size).min(initial=0) < 0:
+        if _least(_lengths(f"{name}_ptr", pointers, values.size), initial=0) < 0:
             raise ValueError(f"{name}_ptr: must not decrease")
-        check_ids(f"{name}_ids", _vector(f"{name}_ids", values, np.int32), vocab)
-    _length("seen_counts", _vector("seen_counts", sampling.seen_counts, np.int32), sampling.seen_ids.size)
-    _length("bias_values", _vector("bias_values", sampling.bias_values, np.float32), sampling.bias_ids.size)
+        check_ids(f"{name}_ids", _vector(f"{name}_ids", values, _INT32), vocab)
+    _length("seen_counts", _vector("seen_counts", sampling.seen_counts, _INT32), sampling.seen_ids.size)
+    _length("bias_values", _vector("bias_values", sampling.bias_values, _FLOAT32), sampling.bias_ids.size)
     if not rows:
         return
     _within("temperature", sampling.temperature, 0, _HUGE)
@@ -169,7 +174,7 @@ def _check_scales(spec: KVSpec) -> None:
 def check_ids(name: str, ids: I32, end: int) -> None:
     """All of `ids` lie in [0, end)."""
     # A negative int32 seen as uint32 is larger than any end, so one pass finds both kinds of error.
-    if ids.size and int(ids.view(np.uint32).max()) >= end:
+    if ids.size and int(_most(ids.view(np.uint32), axis=None)) >= end:
         wrong = ids[(ids < 0) | (ids >= end)].ravel()[0]
         raise ValueError(f"{name}: {wrong} is not in [0, {end})")
 
@@ -179,9 +184,11 @@ def _written_blocks(batch: BatchArrays, lengths: I32, spec: KVSpec) -> None:
         raise ValueError(f"tables: {len(batch.tables)} block tables for {len(spec.blocks)} KV groups")
     if not batch.tokens.size:
         return
-    owner = np.repeat(batch.slots.astype(np.intp), lengths)
+    owner = batch.slots.astype(np.intp)
+    if batch.tokens.size > owner.size:
+        owner = np.repeat(owner, lengths)
     column = batch.positions // spec.block_size
-    last_slot, last_column = int(batch.slots.max()), int(column.max())
+    last_slot, last_column = int(_most(batch.slots)), int(_most(column))
     for group, (table, blocks) in enumerate(zip(batch.tables, spec.blocks, strict=True)):
         if table.dtype != np.int32 or table.ndim != 2:
             raise ValueError(f"tables[{group}]: must be int32 [slots, blocks], not {table.dtype} {list(table.shape)}")
@@ -190,12 +197,14 @@ def _written_blocks(batch: BatchArrays, lengths: I32, spec: KVSpec) -> None:
                 f"tables[{group}]: {list(table.shape)} has no entry for slot {last_slot}, block {last_column}"
             )
         # One flat index: with two of them numpy makes several times the memory, in every step.
-        check_ids(f"tables[{group}]", table.reshape(-1).take(owner * table.shape[1] + column), blocks)
+        index = owner * table.shape[1]
+        index += column
+        check_ids(f"tables[{group}]", table.reshape(-1).take(index), blocks)
 
 
 def _consecutive(batch: BatchArrays) -> None:
     """Positions rise by one inside each sequence: attention finds a token's neighbours by it."""
-    if batch.tokens.size < 2:
+    if batch.tokens.size == batch.slots.size:
         return
     broken = batch.positions[1:] - batch.positions[:-1] != 1
     broken.put(batch.starts[1:-1] - 1, False)  # from one sequence to the next
@@ -203,9 +212,9 @@ def _consecutive(batch: BatchArrays) -> None:
         raise ValueError("positions: tokens of a sequence must have consecutive positions")
 
 
-def _vector(name: str, values: Values, dtype: type[np.generic]) -> Values:
+def _vector(name: str, values: Values, dtype: np.dtype[Any]) -> Values:
     if values.dtype != dtype or values.ndim != 1 or not values.flags.c_contiguous:
-        raise ValueError(f"{name}: must be a contiguous {dtype.__name__} vector, not {values.dtype} {values.shape}")
+        raise ValueError(f"{name}: must be a contiguous {dtype.name} vector, not {values.dtype} {values.shape}")
     return values
 
 
@@ -223,10 +232,11 @@ def _lengths(name: str, pointers: I32, end: int) -> I32:
     """Lengths of the pieces that `pointers` cut [0, end) into."""
     if pointers[0] != 0 or pointers[-1] != end:
         raise ValueError(f"{name}: must run from 0 to {end}, not from {pointers[0]} to {pointers[-1]}")
-    return np.diff(pointers)
+    lengths: I32 = pointers[1:] - pointers[:-1]
+    return lengths
 
 
 def _within(name: str, values: Values, low: float, high: float) -> None:
     # Written so that NaN fails too.
-    if not (values.min() >= low and values.max() <= high):
+    if not (_least(values) >= low and _most(values) <= high):
         raise ValueError(f"{name}: values must lie in [{low:g}, {high:g}]; found {values.min()} to {values.max()}")

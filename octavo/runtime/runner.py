@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from octavo.ops.contract import BatchLimits, CompiledModel, Drawn, Sampling
-from octavo.runtime.batch import BatchTables, head_rows
-from octavo.runtime.sampler import Row, SamplerRows
+from octavo.runtime.batch import BatchTables, Spans, head_rows, scored
+from octavo.runtime.sampler import Rows, SamplerRows
 from octavo.types import Request, Sampled, StepPlan, StepResult, TokenLogprobs, Work
 
 NOT_FINITE = (
@@ -37,13 +39,11 @@ class Runner:
             self.sampler.enter(e, self.vocab)
         self.tables.update(plan.work)
         self._copy(plan)
-        rows, spans = self._rows(plan)
-        batch = self.tables.arrays(plan, self.sampler.last, rows)
+        spans = Spans.of(plan.work)
+        rows = head_rows(plan.work, spans, self.requests)
+        batch = self.tables.arrays(plan.work, spans, self.sampler.last, rows.token)
         sampling = self.sampler.gather(rows)
-        drawn = self.model.run(batch, sampling)
-        return StepResult(
-            tuple(self._result(w, rows, span, drawn, sampling) for w, span in zip(plan.work, spans, strict=True))
-        )
+        return StepResult(tuple(self._results(plan.work, rows, sampling, self.model.run(batch, sampling))))
 
     def _copy(self, plan: StepPlan) -> None:
         copies: dict[int, list[tuple[int, int]]] = {}
@@ -53,50 +53,59 @@ class Runner:
         for group, pairs in copies.items():
             self.model.copy_blocks(group, np.array(pairs, np.int32))
 
-    def _rows(self, plan: StepPlan) -> tuple[list[Row], list[tuple[int, int, int]]]:
-        """The head's rows, and per Work (first row, first drawing row, end)."""
-        rows: list[Row] = []
-        spans: list[tuple[int, int, int]] = []
-        first = 0
-        for w in plan.work:
-            begin = len(rows)
-            if w.sample and not w.drafts and not w.prompt_logprobs:  # nearly every row of nearly every step
-                rows.append(Row(first + w.n - 1, w.slot, w.start + w.n))
-            elif w.sample or w.prompt_logprobs:
-                rows += head_rows(w, first, self.requests[w.slot].prompt)
-            draws = len(rows) - (w.drafts + 1 if w.sample else 0)
-            spans.append((begin, draws, len(rows)))
-            first += w.n
-        return rows, spans
+    def _results(self, work: Sequence[Work], rows: Rows, sampling: Sampling, drawn: Drawn) -> list[Sampled]:
+        """What each Work gave back."""
+        sampler, edits = self.sampler, self.sampler.edits
+        good = drawn.ok != 0
+        sampler.drew(rows, drawn.token, good)
+        told = sampling.logprobs.tolist()
+        tokens = drawn.token.tolist()
+        ok = good.tolist()
+        results: list[Sampled] = []
+        row = 0
+        for w in work:
+            if w.drafts or w.prompt_logprobs or (w.sample and told[row] >= 0):
+                end = row + (scored(w, self.requests[w.slot].prompt) - w.start if w.prompt_logprobs else 0)
+                draws, end = end, end + (w.drafts + 1 if w.sample else 0)
+                results.append(self._several(w, range(row, draws), range(draws, end), rows, sampling, drawn))
+                row = end
+            elif w.sample:  # nearly every row of nearly every step
+                if not ok[row]:
+                    results.append(Sampled(error=NOT_FINITE))
+                else:
+                    results.append(Sampled((tokens[row],)))
+                    if w.slot in edits:
+                        sampler.keep(w.slot, (tokens[row],))
+                row += 1
+            else:
+                results.append(NOTHING)
+        return results
 
-    def _result(
-        self, w: Work, rows: list[Row], span: tuple[int, int, int], drawn: Drawn, sampling: Sampling
-    ) -> Sampled:
-        begin, draws, end = span
-        if begin == end:
-            return NOTHING
-        if not drawn.ok[begin:end].all():
+    def _several(self, w: Work, scores: range, draws: range, rows: Rows, sampling: Sampling, drawn: Drawn) -> Sampled:
+        """The result of a Work that has several rows, or whose rows report logprobs."""
+        if not drawn.ok[scores.start : draws.stop].all():
             return Sampled(error=NOT_FINITE)
-        scored = tuple(self._logprobs(r, rows[r], drawn, sampling, rows[r].target) for r in range(begin, draws))
-        if draws == end:
-            return Sampled(prompt_logprobs=scored)
-        tokens = [int(drawn.token[draws])]
-        for r in range(draws + 1, end):
-            if rows[r].drafts[-1] != tokens[-1]:
+        prompt = tuple(self._logprobs(r, rows, drawn, sampling, int(rows.target[r])) for r in scores)
+        if not draws:
+            return Sampled(prompt_logprobs=prompt)
+        tokens = [int(drawn.token[draws[0]])]
+        for r in draws[1:]:
+            if rows.drafts[r][-1] != tokens[-1]:
                 break
             tokens.append(int(drawn.token[r]))
         self.sampler.keep(w.slot, tokens)
         logprobs = None
         if self.sampler.logprobs[w.slot] >= 0:
             logprobs = tuple(
-                self._logprobs(r, rows[r], drawn, sampling, token) for r, token in enumerate(tokens, draws)
+                self._logprobs(r, rows, drawn, sampling, token) for r, token in enumerate(tokens, draws.start)
             )
-        return Sampled(tuple(tokens), logprobs, scored)
+        return Sampled(tuple(tokens), logprobs, prompt)
 
-    def _logprobs(self, r: int, row: Row, drawn: Drawn, sampling: Sampling, token: int) -> TokenLogprobs:
-        count = int(self.sampler.logprobs[row.slot] if row.target < 0 else self.sampler.prompt_logprobs[row.slot])
+    def _logprobs(self, r: int, rows: Rows, drawn: Drawn, sampling: Sampling, token: int) -> TokenLogprobs:
+        slot, position, target = int(rows.slot[r]), int(rows.position[r]), int(rows.target[r])
+        count = int(self.sampler.logprobs[slot] if target < 0 else self.sampler.prompt_logprobs[slot])
         top = zip(drawn.top_ids[r, :count].tolist(), drawn.top_logprobs[r, :count].tolist(), strict=True)
-        report = self.sampler.reported(row)
+        report = self.sampler.reported(slot, position, target)
         if report is not None:
             begin, end = sampling.report_ptr[r], sampling.report_ptr[r + 1]
             top = zip(report.tolist(), drawn.report_logprobs[begin:end].tolist(), strict=True)

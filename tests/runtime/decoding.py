@@ -59,8 +59,8 @@ def decoding(path: Path, temperature: float = 0.0) -> Rig:
 
 
 def allocations(rig: Rig) -> dict[str, int]:
-    """Of "file:line" the most bytes that it took at once, in `STEPS` steps; "kept" are those that stay of each step,
-    and "planted" those of a line that takes 4,000."""
+    """Of "file:line" the most bytes that it took at once, in `STEPS` steps that come after as many traced ones. "kept"
+    are those that stay of each step, and "planted" those of a line that takes 4,000."""
     engine = rig.engine
     most: dict[tuple[str, int], int] = {}
     last: tuple[str, int] | None = None
@@ -73,7 +73,8 @@ def allocations(rig: Rig) -> dict[str, int]:
             # Who traces a call makes a frame object of it, which there is not otherwise.
             size = peak - before - (sys.getsizeof(frame) if event == "call" else 0)
             most[last] = max(most.get(last, 0), size)
-        last = frame.f_code.co_filename, frame.f_lineno
+        where = (frame.f_back or frame) if event == "return" else frame
+        last = where.f_code.co_filename, where.f_lineno
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         return trace
@@ -87,8 +88,11 @@ def allocations(rig: Rig) -> dict[str, int]:
     for _ in range(3):
         engine.step()
     end, _ = tracemalloc.get_traced_memory()
-    used = engine.stats().blocks_used
     sys.settrace(trace)
+    for _ in range(STEPS):  # when code is traced for the first time, tables of its lines are made
+        engine.step()
+    most.clear()
+    used = engine.stats().blocks_used
     for _ in range(STEPS):
         engine.step()
     plant()
