@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -207,7 +208,14 @@ async def until_signal(
     """Serve until SIGINT or SIGTERM; the arguments are `Server`'s. Raises CannotServe."""
     url = url_of(listening, config)
     print(f"Octavo {octavo.__version__} listens at {url} and loads {config.model}", flush=True)
-    server = Server(config, listening, engine, read, lambda info: print(_welcome(info, config, url), flush=True))
+
+    def ready(info: ModelInfo) -> None:
+        print(_welcome(info, config, url), flush=True)
+        # What has been imported and read stays: to look through it again for garbage would hold up all streams for tens
+        # of milliseconds.
+        gc.freeze()
+
+    server = Server(config, listening, engine, read, ready)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -198,6 +200,18 @@ class Served:
 def build_slow(config: EngineConfig, on_progress: Callable[[str], None]) -> Served:
     """For `octavo.process`: an engine that takes 10 ms per token."""
     return Served(ScriptEngine(pause=0.01), make_info(make_tokenizer()))
+
+
+class Telling(ScriptEngine):
+    """Tells on stderr with each request whether the garbage collector leaves alone what was loaded."""
+
+    def add(self, request: Request) -> None:
+        print("frozen:", gc.get_freeze_count() > 1000, file=sys.stderr, flush=True)
+        super().add(request)
+
+
+def build_telling(config: EngineConfig, on_progress: Callable[[str], None]) -> Served:
+    return Served(Telling(), make_info(make_tokenizer()))
 
 
 def make_info(tokenizer: Tokenizer) -> ModelInfo:

@@ -44,14 +44,16 @@ sys.exit(serve(config, parts))
 
 
 @contextlib.contextmanager
-def server(timeout: float, engine: str = "here", closed: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(
+    timeout: float, engine: str = "here", closed: str = "", program: str = SERVER
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process that takes 10 ms per token, and its URL; its engine is "here" or in a process "apart". `closed`:
     redirections of the shell."""
     with bind("127.0.0.1", 0) as found:
         port = found.getsockname()[1]
-    program = [sys.executable, "-c", SERVER, str(port), str(timeout), engine]
+    command = [sys.executable, "-c", program, str(port), str(timeout), engine]
     process = subprocess.Popen(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", *program] if closed else program,
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command] if closed else command,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -172,6 +174,29 @@ def test_answers_tell_the_time_also_after_a_pause() -> None:
             told = parsedate_to_datetime(client.get(f"{url}/health").headers["date"]).timestamp()
             assert before <= told <= time.time()
             time.sleep(1.1)
+
+
+TELLING = """
+import sys
+from octavo.api.serve import Parts, serve
+from octavo.client import Process
+from octavo.config import EngineConfig
+from tests.api.harness import Telling, parts_of, tiny_text
+config = EngineConfig(model="tiny", host="127.0.0.1", port=int(sys.argv[1]), uvicorn_log_level="error")
+parts = parts_of(Telling())
+if sys.argv[3] == "apart":
+    parts = Parts(lambda config: Process(config, "tests.api.harness:build_telling"), tiny_text)
+sys.exit(serve(config, parts))
+"""
+
+
+@pytest.mark.parametrize("engine", ["here", "apart"])
+def test_what_was_loaded_is_not_looked_through_for_garbage(engine: str) -> None:
+    with server(0, engine, program=TELLING) as (process, url):
+        assert httpx.post(f"{url}/v1/completions", json={**GREEDY, "prompt": "a", "max_tokens": 2}).status_code == 200
+        process.terminate()
+        _, told = process.communicate(timeout=30)
+    assert "frozen: True" in told
 
 
 def test_start_an_address_that_is_not_here() -> None:
