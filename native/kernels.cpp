@@ -25,6 +25,7 @@ Kernels fill(Tier tier) {
     fill_linear_int8_avx512(table);
     fill_linear_int16_avx512(table);
     fill_roofline_avx512(table);
+    fill_rows_avx512(table);
     return table;
 }
 

@@ -231,6 +231,7 @@ void fill_linear_int8_avx512(Kernels&);
 void fill_linear_int16_avx512(Kernels&);
 void fill_linear_float_avx512(Kernels&);
 void fill_roofline_avx512(Kernels&);
+void fill_rows_avx512(Kernels&);
 
 // The table of this process's tier (cpu_features.h); where a tier has no function of its own, that of the tier below.
 // All tiers give the same bits. Throws std::runtime_error that says why no kernels can be used.

@@ -13,6 +13,7 @@ void Program::mixture(const Instruction& i, const Context& c) {
     for (int pass = 0; pass < passes; ++pass) {
         const int first = static_cast<int>(int64_t{c.rows} * pass / passes);
         const int end = static_cast<int>(int64_t{c.rows} * (pass + 1) / passes);
+        if (pass > 0) pool_->barrier();
         mixture_pass(i, c, first, end - first);
     }
 }
@@ -37,15 +38,15 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
     const int pairs = rows * top_k;
     float* buffer = scratch(worker);
 
-    pool_->each(rows, worker, [&](int r, int) {
+    pool_->share(rows, [&](int r) {
         route(kernels_, router, floats(m.logits, first + r, router.experts),
               m.correction.empty() ? nullptr : m.correction.data(), buffer, routes_.chosen.data() + r * top_k,
               routes_.weights.data() + r * top_k);
     });
-    pool_->each(1, worker, [&](int, int) { routes_.group(pairs, router.experts, kRowBlock); });
+    pool_->barrier([&] { routes_.group(pairs, router.experts, kRowBlock); });
 
     const Place given = {m.given, i.width, pairs};
-    each_row(given, worker, [&](int p, float* out) {
+    each_row(given, c, [&](int p, float* out) {
         const int pair = routes_.order[p];
         const float* x = floats(i.in[FORM_FLOAT], first + pair / top_k, i.width);
         const std::vector<int32_t>& columns = m.gate_up[routes_.chosen[pair]].columns;
@@ -56,6 +57,7 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
         }
         if (router.weigh_input) kernels_.finish(out, i.width, nullptr, routes_.weights[pair], nullptr, out);
     });
+    pool_->barrier();
 
     const int tasks = static_cast<int>(routes_.tasks.size());
     const Place hidden = {m.hidden, m.inner, pairs};
@@ -98,7 +100,7 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
     });
 
     const Place out_place = {i.out, i.out_width, c.rows};
-    each_row(rows, worker, [&](int r) {
+    each_row(rows, c, [&](int r) {
         make_row(out_place, first + r, worker, [&](float* out) {
             std::memset(out, 0, sizeof(float) * i.out_width);
             for (int pair = r * top_k; pair < (r + 1) * top_k; ++pair) {

@@ -58,18 +58,13 @@ void Pool::run_job(Job job, const void* context) {
     _mm_setcsr(control);
 }
 
-void Pool::barrier() {
-    const uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-        arrived_.store(0, std::memory_order_relaxed);
-        counter_.store(0, std::memory_order_relaxed);
-        // Not merely released: notify_all looks whether anybody sleeps, and must not look before the new value is
-        // there, or one who falls asleep between the two is never woken.
-        phase_.store(phase + 1, std::memory_order_seq_cst);
-        phase_.notify_all();
-    } else {
-        wait_while(phase_, phase);
-    }
+void Pool::release(uint32_t phase) {
+    arrived_.store(0, std::memory_order_relaxed);
+    counter_.store(0, std::memory_order_relaxed);
+    // Not merely released: notify_all looks whether anybody sleeps, and must not look before the new value is there, or
+    // one who falls asleep between the two is never woken.
+    phase_.store(phase + 1, std::memory_order_seq_cst);
+    phase_.notify_all();
 }
 
 }  // namespace octavo

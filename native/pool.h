@@ -29,13 +29,31 @@ public:
     // The next item of [0, ...) of the current phase: shared by all workers, started anew by barrier().
     int next() { return counter_.fetch_add(1, std::memory_order_relaxed); }
 
-    // Ends a phase: every worker of the job must call it.
-    void barrier();
+    // Ends a phase: every worker of the job must call it. The last one to come runs alone() before any goes on.
+    template <class Alone>
+    void barrier(const Alone& alone) {
+        const uint32_t phase = phase_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            alone();
+            release(phase);
+        } else {
+            wait_while(phase_, phase);
+        }
+    }
+    void barrier() {
+        barrier([] {});
+    }
+
+    // body(item) for the items of [0, count) that this worker gets. Every worker of the job must call it.
+    template <class Body>
+    void share(int count, const Body& body) {
+        for (int item = next(); item < count; item = next()) body(item);
+    }
 
     // One phase: body(item, worker) for items [0, count), then a barrier. Every worker of the job must call it.
     template <class Body>
     void each(int count, int worker, const Body& body) {
-        for (int item = next(); item < count; item = next()) body(item, worker);
+        share(count, [&](int item) { body(item, worker); });
         barrier();
     }
 
@@ -43,6 +61,7 @@ private:
     using Job = void (*)(const void* context, int worker);
     void run_job(Job job, const void* context);
     void work(int worker);
+    void release(uint32_t phase);
     static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
 
     const int threads_;

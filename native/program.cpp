@@ -15,6 +15,7 @@ constexpr int kWide = kTileColumns + kColumns;  // columns of 32 that do not sta
 constexpr int64_t kProductScratch = kFloatScratch + int64_t{3} * kRowBlock * kWide;
 // Room for partials: a decode with this much context can be shared. What is not used takes no memory.
 constexpr int kSharedTokens = 128 << 10;
+constexpr int kBriefRows = 1;  // that one worker sees to while the others wait
 
 // Adds the tiles of columns [first, end), which begin at a panel.
 void add_tiles(const Weight& weight, int first, int end, std::vector<Tile>& tiles) {
@@ -38,6 +39,22 @@ std::vector<Tile> tiles_of(const Weight& weight, int heads) {
 }
 
 const float* some(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+
+// Whether an instruction is done sooner by the worker that ends the phase before than in a phase of its own, in which
+// the others would wait as long, and for each other once more.
+bool is_brief(const Instruction& i, int rows) {
+    switch (i.op) {
+        case Op::Experts:
+        case Op::Headwise:
+        case Op::Linear:
+        case Op::Gated:
+        case Op::Attend:
+        case Op::Logits:
+            return false;
+        default:
+            return rows <= kBriefRows;
+    }
+}
 
 Act8 from_group(const Act8& x, int64_t group) {
     const int64_t skipped = group * x.rows;
@@ -102,8 +119,16 @@ void Program::reserve_scratch() {
 }
 
 void Program::run(const Batch& batch, int rows, int worker) {
-    const Context context{batch, rows, worker};
-    for (const Instruction& instruction : instructions_) step(instruction, context);
+    const Context shared{batch, rows, worker};
+    const Context alone{batch, rows, worker, true};
+    for (size_t n = 0; n < instructions_.size();) {
+        step(instructions_[n], shared);
+        const size_t first = ++n;
+        while (n < instructions_.size() && is_brief(instructions_[n], rows)) ++n;
+        pool_->barrier([&] {
+            for (size_t brief = first; brief < n; ++brief) step(instructions_[brief], alone);
+        });
+    }
 }
 
 void Program::run_timed(const Batch& batch, int rows, int worker, Laps& laps) {
@@ -113,6 +138,7 @@ void Program::run_timed(const Batch& batch, int rows, int worker, Laps& laps) {
     Clock::time_point began = Clock::now();
     for (size_t n = 0; n < instructions_.size(); ++n) {
         step(instructions_[n], context);
+        pool_->barrier();
         if (worker > 0) continue;
         const Clock::time_point now = Clock::now();
         laps.seconds[n] = std::chrono::duration<double>(now - began).count();
@@ -150,75 +176,75 @@ void Program::step(const Instruction& i, const Context& c) {
     const auto rows_of = [&](int block) { return std::min(kRowBlock, c.rows - block * kRowBlock); };
     switch (i.op) {
         case Op::Embed:
-            each_row(out_place, c.worker, [&](int r, float* out) { embed_row(i, c.batch.tokens[r], out, buffer); });
+            each_row(out_place, c, [&](int r, float* out) { embed_row(i, c.batch.tokens[r], out, buffer); });
             break;
         case Op::EmbedPositions:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 embed_row(i, c.batch.positions[r] + i.offset, out, buffer);
                 kernels_.finish(out, i.out_width, nullptr, 1, floats(i.residual, r, i.out_width), out);
             });
             break;
         case Op::Rotary:
-            each_row(out_place, c.worker, [&](int r, float* out) { rotary_row(i, c.batch.positions[r], out); });
+            each_row(out_place, c, [&](int r, float* out) { rotary_row(i, c.batch.positions[r], out); });
             break;
         case Op::Norm:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 const NormTerms terms = {i.first.data(), some(i.second), maybe(i.residual, r, i.width), i.eps,
                                          i.center};
                 kernels_.norm(in + int64_t{r} * i.width, terms, i.width, out);
             });
             break;
         case Op::Activate:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 kernels_.activate(in + int64_t{r} * i.width, i.activation, some(i.first), maybe(i.other, r, i.width),
                                   i.width, out);
             });
             break;
         case Op::Add:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 kernels_.add(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.scale, i.width, out);
             });
             break;
         case Op::Blend:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 kernels_.blend(in + int64_t{r} * i.width, *floats(i.other, r, 1), maybe(i.residual, r, i.width),
                                i.width, out);
             });
             break;
         case Op::Mix:
-            each_row(out_place, c.worker, [&](int r, float* out) { mix_row(i, r, out); });
+            each_row(out_place, c, [&](int r, float* out) { mix_row(i, r, out); });
             break;
         case Op::MatchRms:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 kernels_.match_rms(in + int64_t{r} * i.width, floats(i.other, r, i.width), i.eps, i.width, out);
             });
             break;
         case Op::Reorder:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 const float* row = in + int64_t{r} * i.width;
                 for (int j = 0; j < i.width; ++j) out[j] = row[i.columns[j]];
             });
             break;
         case Op::KeepTop:
-            each_row(out_place, c.worker, [&](int r, float* out) {
+            each_row(out_place, c, [&](int r, float* out) {
                 kernels_.keep_top(in + int64_t{r} * i.width, i.deviations, i.width, out);
             });
             break;
         case Op::Gather:
-            pool_->each(c.batch.rows_count, c.worker, [&](int r, int) {
+            each_row(c.batch.rows_count, c, [&](int r) {
                 std::memcpy(floats(i.out[FORM_FLOAT], r, i.width), in + int64_t{c.batch.rows[r]} * i.width,
                             sizeof(float) * i.width);
             });
             break;
         case Op::Pack:
-            each_row(c.rows, c.worker, [&](int r) { pack_row(out_place, in + int64_t{r} * i.out_width, r); });
+            each_row(c.rows, c, [&](int r) { pack_row(out_place, in + int64_t{r} * i.out_width, r); });
             break;
         case Op::Headwise:
         case Op::Linear:
         case Op::Logits: {
             const int tiles = static_cast<int>(i.factor.tiles.size());
             const LinearEnd end = {some(i.first), i.scale, i.residual, i.softcap, i.out[FORM_FLOAT], i.out_width};
-            pool_->each(tiles * blocks, c.worker, [&](int item, int) {
+            pool_->share(tiles * blocks, [&](int item) {
                 const int block = item / tiles;
                 const Tile& tile = i.factor.tiles[item % tiles];
                 if (i.op == Op::Headwise) {
@@ -231,7 +257,7 @@ void Program::step(const Instruction& i, const Context& c) {
         }
         case Op::Gated: {
             const int tiles = count_blocks(i.out_width, kTileColumns);
-            pool_->each(tiles * blocks, c.worker, [&](int item, int) {
+            pool_->share(tiles * blocks, [&](int item) {
                 const int block = item / tiles;
                 gated_tile(i.factor, in_place, out_place, item % tiles * kTileColumns, block * kRowBlock,
                            rows_of(block), some(i.first), i.activation, i.limit, buffer);
@@ -242,14 +268,14 @@ void Program::step(const Instruction& i, const Context& c) {
             mixture(i, c);
             break;
         case Op::StoreKV:
-            each_row(c.rows, c.worker, [&](int r) { store_row(i, c, r, buffer); });
+            each_row(c.rows, c, [&](int r) { store_row(i, c, r, buffer); });
             break;
         case Op::StoreLatent:
-            each_row(c.rows, c.worker, [&](int r) { latent_row(i, c, r, buffer); });
+            each_row(c.rows, c, [&](int r) { latent_row(i, c, r, buffer); });
             break;
         case Op::Attend: {
             const int items = static_cast<int>(c.batch.attend[i.plan].pieces.size()) * i.shape.kv_heads;
-            pool_->each(items, c.worker, [&](int item, int) { attend_item(i, c, item, buffer); });
+            pool_->share(items, [&](int item) { attend_item(i, c, item, buffer); });
             break;
         }
     }

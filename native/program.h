@@ -195,6 +195,7 @@ private:
         const Batch& batch;
         int rows;
         int worker;
+        bool alone = false;  // all of the work is this worker's
     };
 
     float* floats(int64_t offset, int64_t row = 0, int width = 0) const {
@@ -207,6 +208,7 @@ private:
     Act8 act8(int64_t offset, int width, int64_t rows) const;
     Act16 act16(int64_t offset, int width, int64_t rows) const;
 
+    // This worker's share of an instruction, which a barrier has to end.
     void step(const Instruction& i, const Context& c);
     // row(out) makes row r, in its float form or in scratch where there is none; the integer forms are made of it while
     // it is in the cache.
@@ -220,16 +222,20 @@ private:
     // Neighbouring rows lie in the same cache lines: of packed activations, and of a block's keys. A worker takes some
     // in a row, so that workers do not pull these lines from each other.
     template <class Row>
-    void each_row(int rows, int worker, const Row& row) {
+    void each_row(int rows, const Context& c, const Row& row) {
+        if (c.alone) {
+            for (int r = 0; r < rows; ++r) row(r);
+            return;
+        }
         const int run = std::clamp(rows / (2 * pool_->threads()), 1, 16);
-        pool_->each(count_blocks(rows, run), worker, [&](int item, int) {
+        pool_->share(count_blocks(rows, run), [&](int item) {
             for (int r = item * run; r < std::min(rows, item * run + run); ++r) row(r);
         });
     }
     template <class Row>
-    void each_row(const Place& place, int worker, const Row& row) {
-        each_row(static_cast<int>(place.rows), worker,
-                 [&](int r) { make_row(place, r, worker, [&](float* out) { row(r, out); }); });
+    void each_row(const Place& place, const Context& c, const Row& row) {
+        each_row(static_cast<int>(place.rows), c,
+                 [&](int r) { make_row(place, r, c.worker, [&](float* out) { row(r, out); }); });
     }
     void mix_row(const Instruction& i, int row, float* out) const;
     void pack_row(const Place& place, const float* x, int64_t row) const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
+#include "elementary.h"
 #include "lanes.h"
 
 namespace {

@@ -37,46 +37,38 @@ inline float max_lanes(__m256 v) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 7 for e^r, and n added to the exponent. Relative
-// error below 2e-7 on [-87.3, 88.3]; 0 below, +inf above, NaN stays NaN, and exp(0) is exactly 1.
-inline __m256 exp_ps(__m256 x) {
-    const __m256 low = _mm256_set1_ps(-87.33654f);
-    const __m256 high = _mm256_set1_ps(88.37626f);
-    // The second operand is what min and max return for NaN.
-    const __m256 clamped = _mm256_min_ps(high, _mm256_max_ps(low, x));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(1.44269504f)),
-                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), clamped);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-    __m256 p = _mm256_set1_ps(1.0f / 5040);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 720));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 120));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    __m256 y = _mm256_mul_ps(p, _mm256_castsi256_ps(power));
-    y = _mm256_blendv_ps(y, _mm256_setzero_ps(), _mm256_cmp_ps(x, low, _CMP_LT_OQ));
-    y = _mm256_blendv_ps(y, _mm256_set1_ps(__builtin_inff()), _mm256_cmp_ps(x, high, _CMP_GT_OQ));
-    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
+// What templates over the width of vectors are made of: ../avx512/simd.h has the same for sixteen lanes, and comes
+// before such templates. Where an operand of largest or smallest is NaN, they give the second.
+template <class V>
+inline constexpr int kLanes = sizeof(V) / sizeof(float);
 
-// tanh: an odd polynomial (Cephes, S. Moshier) near zero, 1 - 2 / (e^2x + 1) elsewhere.
-inline __m256 tanh_ps(__m256 x) {
-    const __m256 one = _mm256_set1_ps(1.0f);
-    const __m256 z = _mm256_mul_ps(x, x);
-    __m256 p = _mm256_set1_ps(-5.70498872745e-3f);
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(2.06390887954e-2f));
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-5.37397155531e-2f));
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(1.33314422036e-1f));
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-3.33332819422e-1f));
-    const __m256 near_zero = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
-    const __m256 e = exp_ps(_mm256_add_ps(x, x));
-    const __m256 far = _mm256_sub_ps(one, _mm256_div_ps(_mm256_set1_ps(2.0f), _mm256_add_ps(e, one)));
-    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-    return _mm256_blendv_ps(far, near_zero, _mm256_cmp_ps(magnitude, _mm256_set1_ps(0.625f), _CMP_LT_OQ));
+template <class V>
+inline V all(float value);
+template <>
+inline __m256 all<__m256>(float value) {
+    return _mm256_set1_ps(value);
 }
+template <class V>
+inline V load(const float* p, int n);
+template <>
+inline __m256 load<__m256>(const float* p, int n) {
+    return load_some(p, n);
+}
+inline __m256 first_of(int n, __m256 v) { return _mm256_and_ps(v, _mm256_castsi256_ps(tail_mask(n))); }  // 0 beyond
+inline void store(float* p, int n, __m256 v) { store_some(p, n, v); }
+inline __m256 largest(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+inline __m256 smallest(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+inline __m256 fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+inline __m256 fnma(__m256 a, __m256 b, __m256 c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a b
+inline __m256 negative(__m256 v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }
+inline __m256 magnitude(__m256 v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
+inline __m256 nearest(__m256 v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline __m256 power_of_two(__m256 n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline __m256 is_less(__m256 a, __m256 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+inline __m256 is_nan(__m256 v) { return _mm256_cmp_ps(v, v, _CMP_UNORD_Q); }
+inline __m256 is_minus(__m256 v) { return v; }  // by the sign, of zero too
+inline __m256 pick(__m256 condition, __m256 yes, __m256 no) { return _mm256_blendv_ps(no, yes, condition); }
 
 }  // namespace

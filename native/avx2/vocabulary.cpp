@@ -1,6 +1,6 @@
 // Scans over the logits of a row.
 #include "../kernels.h"
-#include "simd.h"
+#include "elementary.h"
 
 namespace {
 

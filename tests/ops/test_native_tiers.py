@@ -1,4 +1,4 @@
-"""Tiers of native kernels: which one a CPU gets, and that products and attention have the same bits in all of them."""
+"""Tiers of native kernels: which one a CPU gets, and that all that is computed has the same bits in all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from octavo.devices import DeviceUnavailable
 from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.cpu.native import load_native
 from octavo.devices.cpu.recorder import Activations
-from octavo.ops.contract import F32, KV_TYPES
+from octavo.ops.contract import F32, KV_TYPES, Activation
 from octavo.quant import KINDS
-from tests.ops.harness import Pages, Span, attention_model, compile_op, f32, random_stored
+from tests.ops.harness import Pages, Span, attention_model, compile_op, f32, random_stored, rowwise
 from tests.ops.test_attention_ops import Case
 
 ROOT = Path(__file__).parents[2]
@@ -122,11 +122,45 @@ def attention() -> dict[str, F32]:
     return found
 
 
+def single_rows() -> dict[str, F32]:
+    """Norms, activations and what compares rows, of widths that fill no whole vector among them, and gated products
+    whose results are packed to each kind of activations; values from tiny to large."""
+    rng = np.random.default_rng(1)
+    found: dict[str, F32] = {}
+    for width in (5, 40, 64, 577):
+        dev = CpuDevice(1)
+        x = (rng.standard_normal((4, width)) * [[1e-30], [0.1], [4.0], [1e4]]).astype(np.float32)
+        like = dev.weight([f32(rng.standard_normal((4, width)))])
+        weight, bias = (dev.vector(rng.standard_normal(width).astype(np.float32)) for _ in range(2))
+        xielu = dev.vector(np.array([0.8, 0.6, 0.5, -1e-6], np.float32))
+        ops: dict[str, Callable[[Any, Any, Any], Any]] = {
+            "norm": lambda ops, batch, x, w=weight: ops.norm(x, w, 1e-5),
+            "layer norm": lambda ops, batch, x, w=weight, b=bias: ops.norm(x, w, 1e-5, x, bias=b, center=True),
+            "match_rms": lambda ops, batch, x, t=like: ops.match_rms(x, ops.embed(batch, t, 1.0), 1e-5),
+            "keep_top": lambda ops, batch, x: ops.keep_top(x, 0.5),
+            "add": lambda ops, batch, x, t=like: ops.add(x, ops.embed(batch, t, 1.0), 0.7),
+        }
+        for kind in set(get_args(Activation)) - {"swiglu_oai"}:
+            parameters = xielu if kind == "xielu" else None
+            ops[kind] = lambda ops, batch, x, k=kind, p=parameters: ops.activate(x, k, p)
+        for name, op in ops.items():
+            found[f"{name} {width}"] = rowwise(dev, op, width, x)
+    x = (rng.standard_normal((5, 64)) * [[1e-30], [0.1], [1.0], [4.0], [30.0]]).astype(np.float32)
+    for activations in get_args(Activations):
+        dev = CpuDevice(1, activations)
+        up, down = dev.weight([random_stored("Q4_0", 192, 64, rng)]), dev.weight([random_stored("Q4_0", 40, 96, rng)])
+        for kind in ("silu", "gelu_tanh", "swiglu_oai"):
+            found[f"gated {kind} {activations}"] = rowwise(
+                dev, lambda ops, batch, x, k=kind, u=up, d=down: ops.linear(ops.gated(x, u, k), d), 40, x
+            )
+    return found
+
+
 needs_two = pytest.mark.skipif(load_native().kernels() == "avx2", reason="this CPU, or the environment, has one tier")
 
 
 @needs_two
-@pytest.mark.parametrize("results", [products, attention])
+@pytest.mark.parametrize("results", [products, attention, single_rows])
 def test_the_bits_are_the_same_in_all_tiers(tmp_path: Path, results: Callable[[], dict[str, F32]]) -> None:
     path, name = str(tmp_path / "avx2.npz"), results.__name__
     code = f"import numpy; from tests.ops.test_native_tiers import {name}; numpy.savez({path!r}, **{name}())"
