@@ -26,6 +26,7 @@ Kernels fill(Tier tier) {
     fill_linear_int16_avx512(table);
     fill_roofline_avx512(table);
     fill_rows_avx512(table);
+    fill_vocabulary_avx512(table);
     return table;
 }
 

@@ -201,6 +201,9 @@ struct Kernels {
     // Ids with x >= value, ascending; returns how many, at most n.
     int64_t (*at_least)(const float* x, int64_t n, float value, int32_t* ids);
     void (*exp)(const float* x, int64_t n, float* out);
+    // Ids of the scores that can reach `least` with their noise, and maybe others, ascending; returns how many. The
+    // noise of an id is Gumbel's, of the upper 32 bits of mix(key + kNoiseStep * (id + 1)); see sampler.cpp.
+    int64_t (*noisy)(const float* scores, int64_t n, uint64_t key, float least, int32_t* ids);
 
     // As many multiply-adds as the instructions of the products make possible, `rounds` times; tells how many
     // operations that were, two each.
@@ -209,6 +212,10 @@ struct Kernels {
     int64_t (*multiply_int16)(int64_t rounds);
     void (*read)(const uint8_t* data, int64_t bytes);  // all of it, and nothing else
 };
+
+// mix(z): z ^= z >> 30, times the first; z ^= z >> 27, times the second; z ^= z >> 31.
+constexpr uint64_t kNoiseStep = 0x9E3779B97F4A7C15u;
+constexpr uint64_t kNoiseFactors[2] = {0xBF58476D1CE4E5B9u, 0x94D049BB133111EBu};
 
 constexpr int kChunkTokens = 256;  // of the context; a partial softmax begins anew at each multiple
 
@@ -232,6 +239,7 @@ void fill_linear_int16_avx512(Kernels&);
 void fill_linear_float_avx512(Kernels&);
 void fill_roofline_avx512(Kernels&);
 void fill_rows_avx512(Kernels&);
+void fill_vocabulary_avx512(Kernels&);
 
 // The table of this process's tier (cpu_features.h); where a tier has no function of its own, that of the tier below.
 // All tiers give the same bits. Throws std::runtime_error that says why no kernels can be used.

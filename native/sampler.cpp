@@ -11,12 +11,11 @@ namespace octavo {
 
 namespace {
 
-constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 uint64_t mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    z = (z ^ (z >> 30)) * kNoiseFactors[0];
+    z = (z ^ (z >> 27)) * kNoiseFactors[1];
     return z ^ (z >> 31);
 }
 
@@ -67,12 +66,12 @@ bool touched(const Row& row) {
     return any(s.seen_ptr) || any(s.bias_ptr) || any(s.allow_ptr);
 }
 
-// The id with the largest score + noise among `count` ids; ids null means 0 .. count - 1.
+// The id with the largest score + noise among `count` ids and `start`.
 int draw_noise(const float* scores, const int32_t* ids, int64_t count, uint64_t key, int start) {
     int best = start;
     float best_value = scores[start] + gumbel(noise_bits(key, start));
     for (int64_t i = 0; i < count; ++i) {
-        const int id = ids == nullptr ? static_cast<int>(i) : ids[i];
+        const int id = ids[i];
         const uint32_t bits = noise_bits(key, id);
         if (scores[id] + gumbel_bound(bits) < best_value) continue;
         const float value = scores[id] + gumbel(bits);
@@ -170,9 +169,11 @@ int sample(const Kernels& kernels, int vocab, const Row& row, int best, SamplerS
     if (!std::isfinite(top)) return best;  // so small a temperature that it is greedy
     const uint64_t key = noise_key(s.seed[r], s.choice[r], s.position[r]);
     const bool whole = s.min_p[r] <= 0 && s.top_k[r] == 0 && s.top_p[r] >= 1;
-    if (whole) return draw_noise(scores, nullptr, vocab, key, best);
-
     int32_t* ids = scratch.ids.data();
+    if (whole) {
+        const float least = top + gumbel(noise_bits(key, best));
+        return draw_noise(scores, ids, kernels.noisy(scores, vocab, key, least, ids), key, best);
+    }
     float* mass = scratch.mass.data();
     const float slack = 0.001f + 1e-6f * std::fabs(top);  // for rounding; the exact rule follows
     float floor = s.min_p[r] > 0 ? top + std::log(s.min_p[r]) - slack : -std::numeric_limits<float>::max();
@@ -263,10 +264,10 @@ void report(const Kernels& kernels, const float* logits, int vocab, int token, c
 }  // namespace
 
 uint64_t noise_key(uint64_t seed, int64_t choice, int64_t position) {
-    return mix(mix(seed + kGolden * (static_cast<uint64_t>(choice) + 1)) ^ static_cast<uint64_t>(position));
+    return mix(mix(seed + kNoiseStep * (static_cast<uint64_t>(choice) + 1)) ^ static_cast<uint64_t>(position));
 }
 
-uint32_t noise_bits(uint64_t key, uint64_t id) { return static_cast<uint32_t>(mix(key + kGolden * (id + 1)) >> 32); }
+uint32_t noise_bits(uint64_t key, uint64_t id) { return static_cast<uint32_t>(mix(key + kNoiseStep * (id + 1)) >> 32); }
 
 void draw_row(const Kernels& kernels, const float* logits, int vocab, const Sampling& sampling, int r,
               SamplerScratch& scratch, const Drawn& drawn) {

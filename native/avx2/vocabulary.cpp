@@ -75,6 +75,52 @@ void exp_all(const float* x, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i += 8) store_some(out + i, count_of(n - i), exp_ps(load_some(x + i, count_of(n - i))));
 }
 
+// The lower halves of the products.
+inline __m256i multiply(__m256i a, uint64_t b) {
+    const __m256i low = _mm256_set1_epi64x(static_cast<int64_t>(b & 0xffffffff));
+    const __m256i high = _mm256_set1_epi64x(static_cast<int64_t>(b >> 32));
+    const __m256i crossed =
+        _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), low), _mm256_mul_epu32(a, high));
+    return _mm256_add_epi64(_mm256_mul_epu32(a, low), _mm256_slli_epi64(crossed, 32));
+}
+
+inline __m256i mix(__m256i z) {
+    z = multiply(_mm256_xor_si256(z, _mm256_srli_epi64(z, 30)), kNoiseFactors[0]);
+    z = multiply(_mm256_xor_si256(z, _mm256_srli_epi64(z, 27)), kNoiseFactors[1]);
+    return _mm256_xor_si256(z, _mm256_srli_epi64(z, 31));
+}
+
+// The noise of upper bits b is at most ln 2 (33 - floor(log2 ~b)). The exponent of ~b / 2 as a float, which may have
+// been rounded up, is no more than that logarithm.
+int64_t noisy(const float* scores, int64_t n, uint64_t key, float least, int32_t* ids) {
+    const auto keys = [&](uint64_t first) {
+        return _mm256_setr_epi64x(
+            static_cast<int64_t>(key + kNoiseStep * first), static_cast<int64_t>(key + kNoiseStep * (first + 1)),
+            static_cast<int64_t>(key + kNoiseStep * (first + 2)), static_cast<int64_t>(key + kNoiseStep * (first + 3)));
+    };
+    __m256i lower = keys(1);
+    __m256i upper = keys(5);
+    const __m256i step = _mm256_set1_epi64x(static_cast<int64_t>(8 * kNoiseStep));
+    const __m256i order = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i += 8) {
+        const __m256i bits = _mm256_permutevar8x32_epi32(
+            _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(mix(lower)), _mm256_castsi256_ps(mix(upper)),
+                                                  _MM_SHUFFLE(3, 1, 3, 1))),
+            order);
+        const __m256i rest = _mm256_srli_epi32(_mm256_xor_si256(bits, _mm256_set1_epi32(-1)), 1);
+        const __m256i exponent = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(rest)), 23);
+        const __m256 most = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(33 + 127), exponent)),
+                                          _mm256_set1_ps(0.6931472f));
+        const __m256 reached = _mm256_add_ps(load_filled(scores + i, n - i, __builtin_nanf("")), most);
+        unsigned mask = _mm256_movemask_ps(_mm256_cmp_ps(reached, _mm256_set1_ps(least), _CMP_GE_OQ));
+        for (; mask != 0; mask &= mask - 1) ids[count++] = static_cast<int32_t>(i + __builtin_ctz(mask));
+        lower = _mm256_add_epi64(lower, step);
+        upper = _mm256_add_epi64(upper, step);
+    }
+    return count;
+}
+
 }  // namespace
 
 void octavo::fill_vocabulary_avx2(Kernels& table) {
@@ -84,4 +130,5 @@ void octavo::fill_vocabulary_avx2(Kernels& table) {
     table.count_greater = count_greater;
     table.at_least = at_least;
     table.exp = exp_all;
+    table.noisy = noisy;
 }

@@ -175,6 +175,6 @@ def test_the_bits_are_the_same_in_all_tiers(tmp_path: Path, results: Callable[[]
 
 @needs_two
 def test_the_tier_below_passes_its_tests_on_this_cpu() -> None:
-    names = ("integers", "attention", "parts")
+    names = ("integers", "attention", "parts", "sampling")
     done = in_tier("avx2", "-m", "pytest", "-q", *(f"tests/ops/test_native_{name}.py" for name in names))
     assert done.returncode == 0, done.stdout[-4000:]
