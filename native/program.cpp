@@ -343,6 +343,12 @@ void Program::headwise_tile(const Instruction& i, const Tile& tile, int row, int
 
 void Program::linear_tile(const Factor& factor, const Place& x, const Tile& tile, int row, int rows,
                           const LinearEnd& end, float* buffer) const {
+    const bool plain = end.bias == nullptr && end.scale == 1 && end.residual == kNone && end.softcap <= 0;
+    if (plain && tile.columns == tile.panels * kColumns) {
+        product(factor, x, tile.part, tile.panel, tile.panels, row, rows,
+                floats(end.out, row, end.out_width) + tile.column, end.out_width, buffer);
+        return;
+    }
     float* result = buffer + kFloatScratch;
     product(factor, x, tile.part, tile.panel, tile.panels, row, rows, result, kWide, buffer);
     const float* bias = end.bias == nullptr ? nullptr : end.bias + tile.column;

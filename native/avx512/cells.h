@@ -36,6 +36,13 @@ struct PairOfPanels {
     __mmask16 columns;
 };
 
+// The first two of `left` panels from `panel` on.
+inline PairOfPanels pair_of(const octavo::Panels& w, int panel, int left) {
+    const uint8_t* low = w.data + panel * w.panel_bytes;
+    const bool both = left > 1;
+    return {low, both ? low + w.panel_bytes : low, static_cast<__mmask16>(both ? 0xffff : 0xff)};
+}
+
 template <int KIND>
 inline PairPlace place_of(PairOfPanels w, int cell) {
     return {place_of<KIND>(w.low, cell), place_of<KIND>(w.high, cell)};
@@ -53,30 +60,51 @@ inline __m512i quad_of(PairPlace at, int index) {
     return quad_of<KIND>(PairPlanes{{at.low.cell + skipped}, {at.high.cell + skipped}}, index);
 }
 
+// Eight float16 of either panel.
+inline __m512 load_halves(const uint8_t* low, const uint8_t* high) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
+    const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(high));
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
+}
+
 template <int KIND>
 inline __m512 scale_of(PairPlace at, int half = 0) {
+    constexpr octavo::Scales scales = kKinds[KIND].scales;
+    if constexpr (scales == octavo::HALF || scales == octavo::HALF_MIN) return load_halves(at.low.head, at.high.head);
     return join(scale_of<KIND>(at.low, half), scale_of<KIND>(at.high, half));
 }
 
 template <int KIND>
 inline __m512 minimum_of(PairPlace at, int half = 0) {
+    if constexpr (kKinds[KIND].scales == octavo::HALF_MIN) return load_halves(at.low.head + 16, at.high.head + 16);
     return join(minimum_of<KIND>(at.low, half), minimum_of<KIND>(at.high, half));
 }
 
-// Cuts a product into pairs of panels and blocks of nearly equally many rows, at most MOST of them, and calls
-// work(blocks[rows - 1], pair, first row, first column).
-template <class Block, int MOST, class Work>
-inline void each_block(const Block (&blocks)[MOST], const octavo::Panels& w, int panel, int count, int rows,
-                       const Work& work) {
-    const int cuts = (rows + MOST - 1) / MOST;
-    for (int p = 0; p < count; p += 2) {
-        const uint8_t* low = w.data + (panel + p) * w.panel_bytes;
-        const bool both = p + 1 < count;
-        const PairOfPanels pair = {low, both ? low + w.panel_bytes : low, static_cast<__mmask16>(both ? 0xffff : 0xff)};
-        for (int cut = 0, first = 0; cut < cuts; ++cut) {
-            const int size = (rows - first + cuts - cut - 1) / (cuts - cut);
-            work(blocks[size - 1], pair, first, p * octavo::kColumns);
-            first += size;
+// Calls work(size, first) for `rows` rows in blocks of nearly equally many, at most `most`.
+template <class Work>
+inline void each_block(int rows, int most, const Work& work) {
+    const int blocks = (rows + most - 1) / most;
+    for (int block = 0, first = 0; block < blocks; ++block) {
+        const int size = (rows - first + blocks - block - 1) / (blocks - block);
+        work(size, first);
+        first += size;
+    }
+}
+
+// Cuts a product into what few(pair, rows, first row, first column) and many(pairs, first column) make: blocks of at
+// most `most` rows, which unpack each cell anew, or all rows and 3 or 4 panels, which are unpacked once.
+template <class Few, class Many>
+inline void cut(const octavo::Panels& w, int panel, int count, int rows, int most, const Few& few, const Many& many) {
+    for (int p = 0; p < count;) {
+        const PairOfPanels pair = pair_of(w, panel + p, count - p);
+        const int column = p * octavo::kColumns;
+        if (rows > most && count - p > 2) {
+            const PairOfPanels pairs[2] = {pair, pair_of(w, panel + p + 2, count - p - 2)};
+            many(pairs, column);
+            p += 4;
+        } else {
+            each_block(rows, most, [&](int size, int first) { few(pair, size, first, column); });
+            p += 2;
         }
     }
 }

@@ -7,95 +7,200 @@ namespace {
 
 using namespace octavo;
 
-constexpr int kBlockRows = 8;  // beside the 16 pairs of a cell
+constexpr int kMostFew = 8;    // rows that a cell is unpacked for at once: their sums, those of the cell, and weights
+constexpr int kMostRows = 7;   // of a tile of two pairs of panels
+constexpr int kOpenCells = 8;  // that are unpacked at a time
 
-// The weights of a cell as int16 pairs [k / 2][column][2].
+// Two elements of K of each column, as int16 pairs [column][2].
 template <int KIND>
-inline void load_pairs(PairPlace at, __m512i (&w)[16]) {
+inline __m512i pair_at(PairPlace at, int index) {
     if constexpr (kKinds[KIND].planes == PAIRS) {
-        const auto* low = reinterpret_cast<const __m128i*>(at.low.cell + kKinds[KIND].meta_bytes);
-        const auto* high = reinterpret_cast<const __m128i*>(at.high.cell + kKinds[KIND].meta_bytes);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-            w[i] = _mm512_cvtepi8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low + i)),
-                                                                _mm_loadu_si128(high + i), 1));
-        }
+        constexpr int skipped = kKinds[KIND].meta_bytes;
+        const auto* low = reinterpret_cast<const __m128i*>(at.low.cell + skipped) + index;
+        const auto* high = reinterpret_cast<const __m128i*>(at.high.cell + skipped) + index;
+        return _mm512_cvtepi8_epi16(
+            _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)), _mm_loadu_si128(high), 1));
     } else {
-        const __m512i zero = _mm512_set1_epi16(zero_point(KIND));
         const __m512i front =
             _mm512_broadcast_i32x4(_mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
         const __m512i back =
             _mm512_broadcast_i32x4(_mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1));
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-            const __m512i q = quad_of<KIND>(at, i);
-            w[2 * i] = _mm512_sub_epi16(_mm512_shuffle_epi8(q, front), zero);
-            w[2 * i + 1] = _mm512_sub_epi16(_mm512_shuffle_epi8(q, back), zero);
-        }
+        const __m512i spread = _mm512_shuffle_epi8(quad_of<KIND>(at, index / 2), index % 2 == 0 ? front : back);
+        return _mm512_sub_epi16(spread, _mm512_set1_epi16(zero_point(KIND)));
     }
 }
 
-// Sum over eight pairs: half a cell.
-inline __m512i dot_half(const __m512i* w, const int16_t* a) {
-    __m512i sum = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        int32_t two;
-        __builtin_memcpy(&two, a + 2 * i, 4);
-        sum = _mm512_dpwssd_epi32(sum, w[i], _mm512_set1_epi32(two));
-    }
-    return sum;
-}
+// A cell where the panels have it: what is asked for is unpacked then.
+template <int KIND>
+struct PackedCell {
+    PairPlace at;
 
-// Sums of all columns of a pair of panels and ROWS rows stay in registers along K.
-template <int KIND, int ROWS>
-void block(PairOfPanels w, int cells, const Act16& x, int row, float* out, int64_t stride) {
-    constexpr int halves = has_halves(KIND) ? 2 : 1;
-    __m512 acc[ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) acc[r] = _mm512_setzero_ps();
-    for (int c = 0; c < cells; ++c) {
-        const PairPlace at = place_of<KIND>(w, c);
-        fetch_ahead<KIND>(at);
-        __m512 scale[2], minimum[2];
-        for (int half = 0; half < halves; ++half) {
-            scale[half] = scale_of<KIND>(at, half);
-            if constexpr (has_minimum(KIND)) minimum[half] = minimum_of<KIND>(at, half);
+    __m512i pair(int index) const { return pair_at<KIND>(at, index); }
+    __m512 scale(int half) const { return scale_of<KIND>(at, half); }
+    __m512 minimum(int half) const { return minimum_of<KIND>(at, half); }
+};
+
+// A cell that was unpacked before.
+template <int KIND>
+struct OpenCell {
+    __m512i pairs[16];
+    __m512 scales[2];
+    __m512 minima[2];
+
+    void fill(PairPlace at) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) pairs[i] = pair_at<KIND>(at, i);
+        for (int half = 0; half < (has_halves(KIND) ? 2 : 1); ++half) {
+            scales[half] = scale_of<KIND>(at, half);
+            if constexpr (has_minimum(KIND)) minima[half] = minimum_of<KIND>(at, half);
         }
-        __m512i pairs[16];
-        load_pairs<KIND>(at, pairs);
-        const int64_t index = c * x.rows + row;
+    }
+    __m512i pair(int index) const { return pairs[index]; }
+    __m512 scale(int half) const { return scales[half]; }
+    __m512 minimum(int half) const { return minima[half]; }
+};
+
+// Adds the products of a cell of each pair of panels and ROWS rows from `index` on. All of them meet some weights
+// before the next ones are unpacked or loaded.
+template <int KIND, int PAIRS, int ROWS, class Cell>
+inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], const Cell* w, const Act16& x,
+                                                     int64_t index) {
+    constexpr bool apart = !has_halves(KIND) && PAIRS * ROWS < 4;  // sums of halves: they need not wait for each other
+    const int16_t* a = x.q + index * kCell;
+    __m512i sum[PAIRS][ROWS];
+    __m512i front[PAIRS][ROWS];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            const int16_t* a = x.q + (index + r) * kCell;
-            __m512i sum[2] = {dot_half(pairs, a), dot_half(pairs + 8, a + 16)};
-            if constexpr (halves == 1) sum[0] = _mm512_add_epi32(sum[0], sum[1]);
-            for (int half = 0; half < halves; ++half) {
-                acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[half]), scale[half], acc[r]);
-                if constexpr (has_minimum(KIND)) {
-                    const float added = halves == 2 ? sum_of_half(a + 16 * half) : x.sum[index + r];
-                    acc[r] = _mm512_fmadd_ps(minimum[half], _mm512_set1_ps(added), acc[r]);
+        for (int i = 8 * half; i < 8 * half + 8; ++i) {
+            const bool begins = i == 0 || (i == 8 && (has_halves(KIND) || apart));
+            __m512i weights[PAIRS];
+#pragma GCC unroll 2
+            for (int p = 0; p < PAIRS; ++p) weights[p] = w[p].pair(i);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                int32_t both;
+                __builtin_memcpy(&both, a + r * kCell + 2 * i, 4);
+                const __m512i two = _mm512_set1_epi32(both);
+#pragma GCC unroll 2
+                for (int p = 0; p < PAIRS; ++p) {
+                    sum[p][r] = _mm512_dpwssd_epi32(begins ? _mm512_setzero_si512() : sum[p][r], weights[p], two);
                 }
             }
         }
-    }
+        if (half == 0 && !has_halves(KIND)) {
+            if constexpr (apart) {
+#pragma GCC unroll 2
+                for (int p = 0; p < PAIRS; ++p) {
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
-        _mm512_mask_storeu_ps(out + r * stride, w.columns, _mm512_mul_ps(acc[r], _mm512_set1_ps(x.scale[row + r])));
+                    for (int r = 0; r < ROWS; ++r) front[p][r] = sum[p][r];
+                }
+            }
+            continue;
+        }
+        const int part = has_halves(KIND) ? half : 0;
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            __m512 added{};
+            if constexpr (has_minimum(KIND)) {
+                added = _mm512_set1_ps(has_halves(KIND) ? sum_of_half(a + r * kCell + 16 * half) : x.sum[index + r]);
+            }
+#pragma GCC unroll 2
+            for (int p = 0; p < PAIRS; ++p) {
+                if constexpr (apart) sum[p][r] = _mm512_add_epi32(sum[p][r], front[p][r]);
+                acc[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p][r]), w[p].scale(part), acc[p][r]);
+                if constexpr (has_minimum(KIND)) acc[p][r] = _mm512_fmadd_ps(w[p].minimum(part), added, acc[p][r]);
+            }
+        }
     }
 }
 
-using BlockFn = void (*)(PairOfPanels, int cells, const Act16&, int row, float* out, int64_t stride);
+// Few rows: each cell is unpacked for all of them at once, and read once.
+template <int KIND, int ROWS>
+void few_rows(PairOfPanels w, int cells, const Act16& x, int row, float* out, int64_t stride) {
+    __m512 acc[1][ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) acc[0][r] = _mm512_setzero_ps();
+    for (int c = 0; c < cells; ++c) {
+        const PackedCell<KIND> cell = {place_of<KIND>(w, c)};
+        fetch_ahead<KIND>(cell.at);
+        add_cells<KIND>(acc, &cell, x, c * x.rows + row);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        _mm512_mask_storeu_ps(out + r * stride, w.columns, _mm512_mul_ps(acc[0][r], _mm512_set1_ps(x.scale[row + r])));
+    }
+}
+
+// Many rows: ROWS of them meet `count` of the `cells` cells of two pairs of panels, which lie unpacked in the nearest
+// cache.
+template <int KIND, int ROWS>
+void tile(const OpenCell<KIND> (*w)[2], int first, int count, int cells, const Act16& x, int row, float* out,
+          int64_t stride, __mmask16 last) {
+    const __mmask16 columns[2] = {0xffff, last};
+    __m512 acc[2][ROWS];
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) {
+            acc[p][r] = first == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(columns[p], out + r * stride + 16 * p);
+        }
+    }
+    for (int c = 0; c < count; ++c) add_cells<KIND>(acc, w[c], x, (first + c) * x.rows + row);
+    const bool ends = first + count == cells;
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) {
+            if (ends) acc[p][r] = _mm512_mul_ps(acc[p][r], _mm512_set1_ps(x.scale[row + r]));
+            _mm512_mask_storeu_ps(out + r * stride + 16 * p, columns[p], acc[p][r]);
+        }
+    }
+}
+
+using FewFn = void (*)(PairOfPanels, int cells, const Act16&, int row, float* out, int64_t stride);
+template <int KIND>
+constexpr FewFn kFewRows[kMostFew] = {few_rows<KIND, 1>, few_rows<KIND, 2>, few_rows<KIND, 3>, few_rows<KIND, 4>,
+                                      few_rows<KIND, 5>, few_rows<KIND, 6>, few_rows<KIND, 7>, few_rows<KIND, 8>};
 
 template <int KIND>
-constexpr BlockFn kBlocks[kBlockRows] = {block<KIND, 1>, block<KIND, 2>, block<KIND, 3>, block<KIND, 4>,
-                                         block<KIND, 5>, block<KIND, 6>, block<KIND, 7>, block<KIND, 8>};
+using TileFn = void (*)(const OpenCell<KIND> (*w)[2], int first, int count, int cells, const Act16&, int row,
+                        float* out, int64_t stride, __mmask16 last);
+// Blocks of nearly equally many rows, where there are more than kMostFew, have no fewer than these.
+template <int KIND>
+constexpr TileFn<KIND> kTiles[4] = {tile<KIND, kMostRows - 3>, tile<KIND, kMostRows - 2>, tile<KIND, kMostRows - 1>,
+                                    tile<KIND, kMostRows>};
+
+// Columns of 3 or 4 panels.
+template <int KIND>
+void many_rows(const PairOfPanels (&w)[2], int cells, const Act16& x, int row, int rows, float* out, int64_t stride) {
+    OpenCell<KIND> open[kOpenCells][2];
+    for (int first = 0; first < cells; first += kOpenCells) {
+        const int count = cells - first < kOpenCells ? cells - first : kOpenCells;
+        for (int c = 0; c < count; ++c) {
+            for (int p = 0; p < 2; ++p) {
+                const PairPlace at = place_of<KIND>(w[p], first + c);
+                fetch_ahead<KIND>(at);
+                open[c][p].fill(at);
+            }
+        }
+        each_block(rows, kMostRows, [&](int size, int r) {
+            kTiles<KIND>[size - kMostRows + 3](open, first, count, cells, x, row + r, out + r* stride, stride,
+                                               w[1].columns);
+        });
+    }
+}
 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act16& x, int row, int rows, float* out, int64_t stride) {
-    each_block(kBlocks<KIND>, w, panel, count, rows, [&](BlockFn block, PairOfPanels pair, int first, int column) {
-        block(pair, w.n_in / kCell, x, row + first, out + first * stride + column, stride);
-    });
+    const int cells = w.n_in / kCell;
+    const auto few = [&](PairOfPanels pair, int size, int first, int column) {
+        kFewRows<KIND>[size - 1](pair, cells, x, row + first, out + first* stride + column, stride);
+    };
+    const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
+        many_rows<KIND>(pairs, cells, x, row, rows, out + column, stride);
+    };
+    cut(w, panel, count, rows, kMostFew, few, many);
 }
 
 template <int KIND>

@@ -8,7 +8,11 @@ namespace {
 
 using namespace octavo;
 
-constexpr int kBlockRows = 12;  // beside the eight quads of a cell and its scales
+// Rows that a cell is unpacked for at once, and those of a tile of two pairs of panels: what the registers hold of
+// their sums, those of the cell, where halves have integer scales also those of its first half, and a quad.
+constexpr int most_few(int kind) { return has_integer_halves(kind) ? 8 : 12; }
+constexpr int most_rows(int kind) { return has_integer_halves(kind) ? 4 : 7; }
+constexpr int kOpenCells = 16;  // that are unpacked at a time
 
 // What the epilogue of one cell needs, per column.
 struct CellMeta {
@@ -21,8 +25,7 @@ struct CellMeta {
 };
 
 template <int KIND>
-inline CellMeta meta_of(PairPlace at) {
-    CellMeta meta{};
+inline void read_meta(PairPlace at, CellMeta& meta) {
     if constexpr (has_integer_halves(KIND)) {
         constexpr bool small = kKinds[KIND].scales == SUB4_MIN_2;
         meta.scale = join(load_halves(at.low.head), load_halves(at.high.head));
@@ -51,89 +54,206 @@ inline CellMeta meta_of(PairPlace at) {
         meta.scale = scale_of<KIND>(at);
         if constexpr (has_halves(KIND)) meta.second = scale_of<KIND>(at, 1);
         if constexpr (has_minimum(KIND)) meta.minimum = minimum_of<KIND>(at);
-        meta.zeros = _mm512_set1_epi16(-zero_point(KIND));
+        if constexpr (zero_point(KIND) != 0) meta.zeros = _mm512_set1_epi16(-zero_point(KIND));
     }
-    return meta;
 }
 
-// Sum over the four quads of a half.
-inline __m512i dot_half(__m512i sum, const __m512i* w, const int8_t* a) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        int32_t four;
-        __builtin_memcpy(&four, a + 4 * i, 4);
-        sum = _mm512_dpbusd_epi32(sum, w[i], _mm512_set1_epi32(four));
-    }
-    return sum;
-}
-
+// A cell where the panels have it: what is asked for is unpacked then.
 template <int KIND>
-inline __attribute__((always_inline)) __m512 add_cell(__m512 acc, const __m512i (&w)[8], const CellMeta& meta,
-                                                      const Group8& x, int64_t row) {
-    const __m512i none = _mm512_setzero_si512();
-    const __m512 activations = _mm512_set1_ps(x.scale[row]);
-    const __m512i halves = _mm512_set1_epi32(x.halves[row]);
-    const int8_t* a = x.q + row * kCell;
-    if constexpr (kKinds[KIND].scales == FLOAT_2) {
-        const __m512i front = _mm512_dpwssd_epi32(none, _mm512_srli_epi32(meta.zeros, 16), halves);
-        const __m512i back = _mm512_dpwssd_epi32(none, _mm512_slli_epi32(meta.zeros, 16), halves);
-        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot_half(front, w, a)), _mm512_mul_ps(meta.scale, activations), acc);
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot_half(back, w + 4, a + 16)),
-                               _mm512_mul_ps(meta.second, activations), acc);
-    } else {
-        __m512i sum;
-        if constexpr (has_integer_halves(KIND)) {
-            sum = _mm512_add_epi32(_mm512_mullo_epi32(dot_half(none, w, a), meta.scales[0]),
-                                   _mm512_mullo_epi32(dot_half(none, w + 4, a + 16), meta.scales[1]));
-            if constexpr (zero_point(KIND) != 0) sum = _mm512_dpwssd_epi32(sum, meta.zeros, halves);
-        } else {
-            const __m512i start = zero_point(KIND) != 0 ? _mm512_dpwssd_epi32(none, meta.zeros, halves) : none;
-            sum = _mm512_add_epi32(dot_half(start, w, a), dot_half(none, w + 4, a + 16));
-        }
-        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(meta.scale, activations), acc);
-        if constexpr (kKinds[KIND].scales == SUB4_MIN_2) {
-            const __m512i count = _mm512_dpwssd_epi32(none, meta.minima, halves);
-            acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(count), _mm512_mul_ps(meta.minimum, activations), acc);
-        } else if constexpr (has_minimum(KIND)) {
-            acc = _mm512_fmadd_ps(meta.minimum, _mm512_set1_ps(x.sum[row]), acc);
-        }
-        return acc;
-    }
-}
+struct PackedCell {
+    PairPlace at;
 
-// Sums of all columns of a pair of panels and ROWS rows stay in registers along K.
-template <int KIND, int ROWS>
-void block(PairOfPanels w, int cells, const Act8& x, int row, float* out, int64_t stride) {
-    __m512 acc[ROWS];
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r] = _mm512_setzero_ps();
-    for (int c = 0; c < cells; ++c) {
-        const PairPlace at = place_of<KIND>(w, c);
-        fetch_ahead<KIND>(at);
-        const CellMeta meta = meta_of<KIND>(at);
-        __m512i quads[8];
+    __m512i quad(int index) const { return quad_of<KIND>(at, index); }
+    CellMeta meta() const {
+        CellMeta meta;
+        read_meta<KIND>(at, meta);
+        return meta;
+    }
+};
+
+// A cell that was unpacked before.
+template <int KIND>
+struct OpenCell {
+    __m512i quads[8];
+    CellMeta kept;
+
+    void fill(PairPlace at) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) quads[i] = quad_of<KIND>(at, i);
-        const Group8 group(x, c * x.rows + row);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) acc[r] = add_cell<KIND>(acc[r], quads, meta, group, r);
+        read_meta<KIND>(at, kept);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride, w.columns, acc[r]);
+    __m512i quad(int index) const { return quads[index]; }
+    const CellMeta& meta() const { return kept; }
+};
+
+// The same place, of which the compiler does not know that: what it reads there for one half of a cell takes no
+// registers until the other.
+inline Group8 anew(Group8 x) {
+    asm volatile("" : "+r"(x.scale), "+r"(x.halves));
+    return x;
 }
 
-using BlockFn = void (*)(PairOfPanels, int cells, const Act8&, int row, float* out, int64_t stride);
+// Adds the products of a cell of each pair of panels and ROWS rows. All rows meet a quad before the next one is
+// unpacked or loaded, so that quads need no registers; what is broadcast of a row serves all pairs.
+template <int KIND, int PAIRS, int ROWS, class Cell>
+inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], const Cell* w, const Group8& x) {
+    constexpr bool apart = kKinds[KIND].scales != FLOAT_2 && PAIRS * ROWS < 4;  // sums of halves: they need not wait
+    __m512i sum[PAIRS][ROWS];
+    __m512i front[PAIRS][ROWS];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+        for (int q = 4 * half; q < 4 * half + 4; ++q) {
+            const bool begins = q == 0 || (q == 4 && (has_halves(KIND) || apart));
+            __m512i weights[PAIRS];
+#pragma GCC unroll 2
+            for (int p = 0; p < PAIRS; ++p) weights[p] = w[p].quad(q);
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; ++r) {
+                int32_t four;
+                __builtin_memcpy(&four, x.q + r * kCell + 4 * q, 4);
+                const __m512i a = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+                for (int p = 0; p < PAIRS; ++p) {
+                    sum[p][r] = _mm512_dpbusd_epi32(begins ? _mm512_setzero_si512() : sum[p][r], weights[p], a);
+                }
+            }
+        }
+        if constexpr (kKinds[KIND].scales == FLOAT_2) {
+            const Group8 again = anew(x);
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 2
+                for (int p = 0; p < PAIRS; ++p) {
+                    const __m512i zeros =
+                        _mm512_set1_epi32(half == 0 ? -zero_point(KIND) & 0xffff : -zero_point(KIND) * 65536);
+                    const __m512i exact = _mm512_dpwssd_epi32(sum[p][r], zeros, _mm512_set1_epi32(again.halves[r]));
+                    const __m512 scale = _mm512_mul_ps(half == 0 ? w[p].meta().scale : w[p].meta().second,
+                                                       _mm512_set1_ps(again.scale[r]));
+                    acc[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, acc[p][r]);
+                }
+            }
+        }
+        if constexpr (has_integer_halves(KIND) || apart) {
+#pragma GCC unroll 2
+            for (int p = 0; p < PAIRS; ++p) {
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; ++r) {
+                    if constexpr (has_integer_halves(KIND)) {
+                        sum[p][r] = _mm512_mullo_epi32(sum[p][r], w[p].meta().scales[half]);
+                    }
+                    if (half == 0) front[p][r] = sum[p][r];
+                    if (half == 1) sum[p][r] = _mm512_add_epi32(sum[p][r], front[p][r]);
+                }
+            }
+        }
+    }
+    if constexpr (kKinds[KIND].scales != FLOAT_2) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) {
+            const __m512 activations = _mm512_set1_ps(x.scale[r]);
+            const __m512i halves = _mm512_set1_epi32(x.halves[r]);
+#pragma GCC unroll 2
+            for (int p = 0; p < PAIRS; ++p) {
+                const CellMeta& meta = w[p].meta();
+                __m512i exact = sum[p][r];
+                if constexpr (zero_point(KIND) != 0) exact = _mm512_dpwssd_epi32(exact, meta.zeros, halves);
+                acc[p][r] =
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), _mm512_mul_ps(meta.scale, activations), acc[p][r]);
+                if constexpr (kKinds[KIND].scales == SUB4_MIN_2) {
+                    const __m512i count = _mm512_dpwssd_epi32(_mm512_setzero_si512(), meta.minima, halves);
+                    acc[p][r] =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(count), _mm512_mul_ps(meta.minimum, activations), acc[p][r]);
+                } else if constexpr (has_minimum(KIND)) {
+                    acc[p][r] = _mm512_fmadd_ps(meta.minimum, _mm512_set1_ps(x.sum[r]), acc[p][r]);
+                }
+            }
+        }
+    }
+}
+
+// Few rows: each cell is unpacked for all of them at once, and read once.
+template <int KIND, int ROWS>
+void few_rows(PairOfPanels w, int cells, const Act8& x, int row, float* out, int64_t stride) {
+    __m512 acc[1][ROWS];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; ++r) acc[0][r] = _mm512_setzero_ps();
+    for (int c = 0; c < cells; ++c) {
+        const PackedCell<KIND> cell = {place_of<KIND>(w, c)};
+        fetch_ahead<KIND>(cell.at);
+        add_cells<KIND>(acc, &cell, Group8(x, c * x.rows + row));
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride, w.columns, acc[0][r]);
+}
+
+// Many rows: ROWS of them meet `cells` cells of two pairs of panels, which lie unpacked in the nearest cache.
+template <int KIND, int ROWS>
+void tile(const OpenCell<KIND> (*w)[2], int first, int cells, const Act8& x, int row, float* out, int64_t stride,
+          __mmask16 last) {
+    const __mmask16 columns[2] = {0xffff, last};
+    __m512 acc[2][ROWS];
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) {
+            acc[p][r] = first == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(columns[p], out + r * stride + 16 * p);
+        }
+    }
+    for (int c = 0; c < cells; ++c) add_cells<KIND>(acc, w[c], Group8(x, (first + c) * x.rows + row));
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride + 16 * p, columns[p], acc[p][r]);
+    }
+}
+
+using FewFn = void (*)(PairOfPanels, int cells, const Act8&, int row, float* out, int64_t stride);
+template <int KIND, int ROWS>
+constexpr FewFn kFew = few_rows<KIND, (ROWS < most_few(KIND) ? ROWS : most_few(KIND))>;
+template <int KIND>
+constexpr FewFn kFewRows[12] = {kFew<KIND, 1>, kFew<KIND, 2>,  kFew<KIND, 3>,  kFew<KIND, 4>,
+                                kFew<KIND, 5>, kFew<KIND, 6>,  kFew<KIND, 7>,  kFew<KIND, 8>,
+                                kFew<KIND, 9>, kFew<KIND, 10>, kFew<KIND, 11>, kFew<KIND, 12>};
 
 template <int KIND>
-constexpr BlockFn kBlocks[kBlockRows] = {block<KIND, 1>, block<KIND, 2>,  block<KIND, 3>,  block<KIND, 4>,
-                                         block<KIND, 5>, block<KIND, 6>,  block<KIND, 7>,  block<KIND, 8>,
-                                         block<KIND, 9>, block<KIND, 10>, block<KIND, 11>, block<KIND, 12>};
+using TileFn = void (*)(const OpenCell<KIND> (*w)[2], int first, int cells, const Act8&, int row, float* out,
+                        int64_t stride, __mmask16 last);
+// Blocks of nearly equally many rows, where there are more than most_few(), have no fewer than these.
+template <int KIND>
+constexpr TileFn<KIND> kTiles[3] = {tile<KIND, most_rows(KIND) - 2>, tile<KIND, most_rows(KIND) - 1>,
+                                    tile<KIND, most_rows(KIND)>};
+
+// Columns of 3 or 4 panels.
+template <int KIND>
+void many_rows(const PairOfPanels (&w)[2], int cells, const Act8& x, int row, int rows, float* out, int64_t stride) {
+    OpenCell<KIND> open[kOpenCells][2];
+    for (int first = 0; first < cells; first += kOpenCells) {
+        const int count = cells - first < kOpenCells ? cells - first : kOpenCells;
+        for (int c = 0; c < count; ++c) {
+            for (int p = 0; p < 2; ++p) {
+                const PairPlace at = place_of<KIND>(w[p], first + c);
+                fetch_ahead<KIND>(at);
+                open[c][p].fill(at);
+            }
+        }
+        each_block(rows, most_rows(KIND), [&](int size, int r) {
+            kTiles<KIND>[size - most_rows(KIND) + 2](open, first, count, x, row + r, out + r* stride, stride,
+                                                     w[1].columns);
+        });
+    }
+}
 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act8& x, int row, int rows, float* out, int64_t stride) {
-    each_block(kBlocks<KIND>, w, panel, count, rows, [&](BlockFn block, PairOfPanels pair, int first, int column) {
-        block(pair, w.n_in / kCell, x, row + first, out + first * stride + column, stride);
-    });
+    const int cells = w.n_in / kCell;
+    const auto few = [&](PairOfPanels pair, int size, int first, int column) {
+        kFewRows<KIND>[size - 1](pair, cells, x, row + first, out + first* stride + column, stride);
+    };
+    const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
+        many_rows<KIND>(pairs, cells, x, row, rows, out + column, stride);
+    };
+    cut(w, panel, count, rows, most_few(KIND), few, many);
 }
 
 template <int KIND>

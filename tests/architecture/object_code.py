@@ -49,9 +49,10 @@ SPILLS = (
     # Sums of 3 and 4 rows, their parts, masks and the higher bits of formats with two planes: 20 values, 16 registers.
     Allowed("avx2", "linear_int8", ", 3>", 2),
     Allowed("avx2", "linear_int8", ", 4>", 5),
-    # Eight rows beside the 16 pairs of a cell, its scales and the masks that unpack it: what is for the next cell.
-    Allowed("avx512", "linear_int16", "block<", 8),
-    Allowed("avx512", "linear_int8", "block<24, 12>", 1),
+    # Sums of as many rows as there are registers for: what is for the next cell, masks, or a value of all columns.
+    Allowed("avx512", "linear_int16", "tile<", 6),
+    Allowed("avx512", "linear_int8", "tile<", 3),
+    Allowed("avx512", "linear_int8", "few_rows<", 4),
 )
 
 
