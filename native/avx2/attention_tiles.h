@@ -298,6 +298,11 @@ void add_values(const Rows& rows, const StepData& data, int row, int low, int hi
     for (; column + Lanes::kCount * J <= rows.wide; column += Lanes::kCount * J) {
         add_columns<Lanes, N, J, SOURCE>(rows, data, row, column, low, high, factor);
     }
+    constexpr int kFewer = J > 2 ? J / 2 : J;
+    if (column + Lanes::kCount * kFewer <= rows.wide) {
+        add_columns<Lanes, N, kFewer, SOURCE>(rows, data, row, column, low, high, factor);
+        column += Lanes::kCount * kFewer;
+    }
     for (; column < rows.wide; column += 8) {
         add_columns<Eight, N, 1, SOURCE>(rows, data, row, column, low, high, factor);
     }

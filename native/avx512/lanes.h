@@ -23,8 +23,10 @@ struct Sixteen {
     using Vector = __m512;
     static constexpr int kCount = 16;
     static constexpr int kTileRows = 8;
+    // Four for few rows, where what a token costs beside its products weighs most; with elements of four bytes,
+    // memory is what costs.
     template <int N, int SOURCE>
-    static constexpr int kVectors = N == 1 ? 4 : 2;
+    static constexpr int kVectors = N == 1 || (N <= 4 && kBytes<SOURCE> < 4) ? 4 : 2;
     template <int SOURCE, int J>
     static constexpr int kAtOnce = J > 1 && is_float8(SOURCE) ? 2 : 1;
 

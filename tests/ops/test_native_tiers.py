@@ -112,6 +112,7 @@ def attention() -> dict[str, F32]:
         plain = Case(9, 3, 64, 0, 0.0, 16, dtype)
         for case in (
             plain._replace(scaled=dtype.startswith("fp8")),
+            plain._replace(head_dim=104),  # of few rows, four vectors, then two, then the half of one
             plain._replace(heads=8, kv_heads=1, head_dim=120, window=300, softcap=20.0, block_size=32, sunk=True),
             plain._replace(heads=5, kv_heads=1, head_dim=44, latent=38, alibi=0.1),
         ):
