@@ -58,8 +58,9 @@ def check_batch(batch: BatchArrays, limits: BatchLimits, spec: KVSpec, vocab: in
     lengths = _lengths("starts", batch.starts, tokens)
     if sequences and _least(lengths) < 1:
         raise ValueError("starts: every sequence of a step must own at least one token")
+    slots = batch.slots.astype(np.intp)
     taken = np.zeros(limits.sequences, np.bool_)
-    taken.put(batch.slots, True)
+    taken.put(slots, True)
     if np.count_nonzero(taken) < sequences:
         raise ValueError("slots: two sequences of a step share a slot")
     _consecutive(batch)
@@ -174,7 +175,8 @@ def _check_scales(spec: KVSpec) -> None:
 def check_ids(name: str, ids: I32, end: int) -> None:
     """All of `ids` lie in [0, end)."""
     # A negative int32 seen as uint32 is larger than any end, so one pass finds both kinds of error.
-    if ids.size and int(_most(ids.view(np.uint32), axis=None)) >= end:
+    unsigned = ids.view(np.uint32)
+    if ids.size and int(_most(unsigned, axis=None)) >= end:
         wrong = ids[(ids < 0) | (ids >= end)].ravel()[0]
         raise ValueError(f"{name}: {wrong} is not in [0, {end})")
 

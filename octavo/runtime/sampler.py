@@ -156,7 +156,8 @@ class SamplerRows:
 
     def gather(self, rows: Rows) -> Sampling:
         slots = rows.slot
-        temperature, logprobs = self.temperature.take(slots), self.logprobs.take(slots)
+        temperature = self.temperature.take(slots)
+        logprobs = self.logprobs.take(slots)
         scores = rows.target >= 0
         if scores.any():
             temperature[scores] = 0

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 LINE = 1024
 """Bytes that a line of a step may take at once."""
 CALL = "self.model.run(batch, sampling, drawn)"
-"""The one line that may take twice as many: handles of about thirty arrays, for the time of the native call. None of
-them is large, and their number does not depend on the step."""
+"""The one line that may take three times as many: handles of about thirty arrays, for the time of the native call. None
+of them is large, and their number does not depend on the step."""
 KEPT_EACH = 32
 """Bytes that may stay of a step for each sequence: the token that was drawn."""
 
@@ -65,7 +65,7 @@ def test_allocations_of_a_step(llama: Path, temperature: float) -> None:
     lines = {line: size for line, size in sizes.items() if "/octavo/" in line or "/numpy/" in line}
     assert len(lines) > 100, "the steps were not traced"
     calls = [line for line in lines if getline(*_place(line)).strip() == CALL]
-    assert [lines.pop(line) <= 2 * LINE for line in calls] == [True]
+    assert [lines.pop(line) <= 3 * LINE for line in calls] == [True]
     assert {line: size for line, size in lines.items() if size > LINE} == {}
 
 
