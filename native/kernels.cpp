@@ -37,13 +37,14 @@ const Kernels& kernels() {
     return table;
 }
 
-// The rows (tokens x query heads of a KV head) of an item share one conversion of K and V; some 64 keep scratch in the
-// second-level cache. Whole tiles of six rows where possible.
+// The rows (tokens x query heads of a KV head) of an item share one conversion of K and V. What they take is to stay in
+// the second-level cache. Whole tiles of both six and eight rows where that is possible.
 int attend_tokens(const HeadShape& shape) {
     const int group = shape.heads / shape.kv_heads;
-    const int tokens = std::max(1, 66 / group);
-    const int whole = 6 / std::gcd(group, 6);
-    return tokens < whole ? tokens : tokens / whole * whole;
+    const int rows = std::min(144, (128 << 10) / (shape.head_dim + 2 * attend_width(shape) + kChunkTokens));
+    const int tokens = std::max(1, rows / group);
+    const int whole = 24 / std::gcd(group, 24);
+    return tokens < 2 * whole ? tokens : tokens / whole * whole;
 }
 
 int attend_begin(const HeadShape& shape, int position) {
@@ -59,7 +60,8 @@ int64_t attend_scratch(const HeadShape& shape) {
     const int rows = attend_tokens(shape) * (shape.heads / shape.kv_heads);
     const int64_t depth = (shape.head_dim + 7) / 8 * 8;
     const int64_t width = (attend_width(shape) + 7) / 8 * 8;
-    return 32 * (depth + width) + rows * (depth + 32 + 4) + 2 * attend_partial(rows, attend_width(shape));
+    const int64_t step = 64 * (depth + width);  // keys and values of as many tokens as are copied at once
+    return step + rows * (depth + kChunkTokens + 3) + 2 * attend_partial(rows, attend_width(shape));
 }
 
 }  // namespace octavo

@@ -1,7 +1,7 @@
 // Paged attention: K and V are read from the cache only. A partial softmax starts anew at every absolute 256-token
-// chunk and partials are combined in ascending order; inside, steps of 32 absolute tokens. What a row computes depends
-// on its position and the cache, not on the other rows of the item, nor on which items a context was cut into (Dao et
-// al., FlashAttention, 2022, for the running softmax; split contexts as in Dao et al., Flash-Decoding, 2023).
+// chunk, from all scores of the chunk, and partials are combined in ascending order. What a row computes depends on its
+// position and the cache, not on the other rows of the item, nor on which items a context was cut into (Dao et al.,
+// FlashAttention, 2022, for the softmax of parts; split contexts as in Dao et al., Flash-Decoding, 2023).
 #pragma once
 
 #include <string.h>
@@ -27,14 +27,14 @@ Rows lay_out(const AttendItem& item, const HeadShape& shape) {
     rows.wide = (rows.width + 7) / 8 * 8;
     const int64_t partial = attend_partial(rows.count, rows.width);
     rows.k = item.scratch;
-    rows.v = rows.k + int64_t{kStep} * rows.padded;
-    rows.score = rows.v + int64_t{kStep} * rows.wide;
-    rows.q = rows.score + int64_t{kStep} * rows.count;
-    rows.factor = rows.q + int64_t{rows.count} * rows.padded;
-    rows.slope = item.slopes == nullptr ? nullptr : rows.factor + rows.count;
-    rows.position = reinterpret_cast<int*>(rows.factor + 2 * rows.count);
+    rows.v = rows.k + int64_t{kCopiedStep} * rows.padded;
+    rows.score = rows.v + int64_t{kCopiedStep} * rows.wide;
+    rows.q = rows.score + int64_t{kChunkTokens} * rows.count;
+    float* each = rows.q + int64_t{rows.count} * rows.padded;
+    rows.slope = item.slopes == nullptr ? nullptr : each;
+    rows.position = reinterpret_cast<int*>(each + rows.count);
     rows.begin = rows.position + rows.count;
-    float* partials = rows.factor + 4 * rows.count;
+    float* partials = each + 3 * rows.count;
     rows.part = lay_out_partial(partials, rows.count, rows.wide);
     rows.total = lay_out_partial(partials + partial, rows.count, rows.wide);
     return rows;
@@ -62,25 +62,44 @@ Cached find(const AttendItem& item, const HeadShape& shape, int token) {
             token % shape.block_size};
 }
 
-// Elements of K and V of tokens [low, high) of the step at `start` to float32. Only blocks with a token in the range
-// are touched: entries of the table before it may be stale.
-template <int TYPE>
-void copy_step(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
-    constexpr int bytes = kBytes<TYPE>;
+// Calls work(where the block is, first token) for each run of consecutive tokens of the step at `start` that has one of
+// [low, high). Only blocks with a token in the range are touched: entries of the table before it may be stale.
+template <class Work>
+void each_run(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Work& work) {
+    const int run = at_most(kCopiedStep, shape.block_size);
+    for (int first = start; first < start + kCopiedStep; first += run) {
+        if (first < high && first + run > low) work(find(item, shape, first), first);
+    }
+}
+
+// Keys of the step at `start` to float32. Those of other runs than of [low, high) are of no row, and stay as they are.
+template <class Lanes, int TYPE>
+void copy_keys(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
-    const int run = at_most(kStep, size);
-    for (int first = start; first < start + kStep; first += run) {
-        if (first >= high || first + run <= low) continue;  // the keys left there are those of no row
-        const Cached at = find(item, shape, first);
+    const int run = at_most(kCopiedStep, size);
+    each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
         float* k = rows.k + (first - start);
-        for (int i = 0; i < rows.depth; ++i, k += kStep) {
-            const char* keys = at.keys + (int64_t{i} * size + at.offset) * bytes;
-            for (int t = 0; t < run; t += 8) _mm256_storeu_ps(k + t, load_eight<TYPE>(keys + t * bytes));
+        const char* keys = at.keys + at.offset * kBytes<TYPE>;
+        for (int i = 0; i < rows.depth; ++i, k += kCopiedStep, keys += size * kBytes<TYPE>) {
+            for (int t = 0; t < run; t += Lanes::kCount) {
+                Lanes::store(k + t, Lanes::template load_as<TYPE>(keys + t * kBytes<TYPE>));
+            }
         }
-        for (int t = at_least(first, low); t < at_most(first + run, high); ++t) {
+    });
+}
+
+// Values of the tokens [low, high) of the step at `start` to float32.
+template <class Lanes, int TYPE>
+void copy_values(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
+    constexpr int bytes = kBytes<TYPE>;
+    each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
+        for (int t = at_least(first, low); t < at_most(first + shape.block_size, high); ++t) {
             float* v = rows.v + (t - start) * rows.wide;
             const char* values = at.values + int64_t{at.offset + t - first} * rows.depth * bytes;
             int i = 0;
+            for (; i + Lanes::kCount <= rows.depth; i += Lanes::kCount) {
+                Lanes::store(v + i, Lanes::template load_as<TYPE>(values + i * bytes));
+            }
             for (; i + 8 <= rows.depth; i += 8) _mm256_storeu_ps(v + i, load_eight<TYPE>(values + i * bytes));
             if (i < rows.depth) {
                 char rest[8 * bytes] = {};
@@ -88,7 +107,7 @@ void copy_step(const AttendItem& item, const HeadShape& shape, int start, int lo
                 _mm256_storeu_ps(v + i, load_eight<TYPE>(rest));
             }
         }
-    }
+    });
 }
 
 inline void transpose(__m256 (&rows)[8]) {
@@ -116,36 +135,25 @@ inline void transpose(__m256 (&rows)[8]) {
 template <int TYPE>
 void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
-    const int run = at_most(kStep, size);
-    for (int first = start; first < start + kStep; first += run) {
-        if (first >= high || first + run <= low) continue;
-        const Cached at = find(item, shape, first);
-        for (int i = 0; i < rows.depth; i += 8) {
+    const int run = at_most(kCopiedStep, size);
+    each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
+        for (int i = 0; i < rows.width; i += 8) {
             for (int t = 0; t < run; t += 8) {
                 __m256 keys[8];
                 for (int j = 0; j < 8; ++j) {
-                    keys[j] = _mm256_setzero_ps();
-                    if (i + j >= rows.depth) continue;
-                    keys[j] = load_eight<TYPE>(at.keys + (int64_t{i + j} * size + at.offset + t) * kBytes<TYPE>);
-                    _mm256_storeu_ps(rows.k + int64_t{i + j} * kStep + (first - start + t), keys[j]);
+                    const char* key = at.keys + (int64_t{i + j} * size + at.offset + t) * kBytes<TYPE>;
+                    keys[j] = i + j < rows.width ? load_eight<TYPE>(key) : _mm256_setzero_ps();
                 }
-                if (i >= rows.width) continue;
-                for (int j = rows.width - i; j < 8; ++j) keys[j] = _mm256_setzero_ps();
                 transpose(keys);
                 float* v = rows.v + int64_t{first - start + t} * rows.wide + i;
                 for (int j = 0; j < 8; ++j) _mm256_storeu_ps(v + int64_t{j} * rows.wide, keys[j]);
             }
         }
-    }
+    });
 }
 
-StepData copied(const Rows& rows) {
-    const char* k = reinterpret_cast<const char*>(rows.k);
-    const char* v = reinterpret_cast<const char*>(rows.v);
-    const int64_t value_bytes = sizeof(float) * rows.wide;
-    const char* const later_k = k + 16 * sizeof(float);
-    const char* const later_v = v + 16 * value_bytes;
-    return {{k, later_k}, {v, later_v}, {k, later_k}, {v, later_v}, sizeof(float) * kStep, value_bytes};
+StepData copied(const float* elements, int64_t stride) {
+    return {stride * int64_t{sizeof(float)}, {reinterpret_cast<const char*>(elements)}, {}};
 }
 
 // First token of half a step. For a half that no row sees, and whose block need not exist, stands the other.
@@ -153,53 +161,48 @@ int half_begin(int start, int half, int low, int high) {
     return at_most(at_least(start + 16 * half, low / 16 * 16), (high - 1) / 16 * 16);
 }
 
-StepScales scales_of(const AttendItem& item, const HeadShape& shape, int start, int low, int high) {
+// Scales of the chunk at `chunk`, in runs of 16 tokens that have one of [low, high).
+ChunkScales scales_of(const AttendItem& item, const HeadShape& shape, int chunk, int low, int high) {
     const int64_t elements = int64_t{shape.head_dim} * shape.block_size * kCacheTypes[shape.type].bytes;
-    StepScales scales;
-    for (int half = 0; half < 2; ++half) {
-        const Cached at = find(item, shape, half_begin(start, half, low, high));
+    ChunkScales scales;
+    for (int token = low / 16 * 16; token < high; token += 16) {
+        const Cached at = find(item, shape, token);
         const int64_t from = elements + at.offset * sizeof(float);
-        memcpy(scales.k + 16 * half, at.keys + from, 16 * sizeof(float));
-        memcpy(scales.v + 16 * half, (shape.latent > 0 ? at.keys : at.values) + from, 16 * sizeof(float));
-        const int later = start + kStep + 16 * half;
-        if (later >= item.position + item.tokens) continue;
-        const Cached next = find(item, shape, later);
-        const int64_t ahead = elements + next.offset * sizeof(float);
-        _mm_prefetch(next.keys + ahead, _MM_HINT_T0);
-        if (shape.latent == 0) _mm_prefetch(next.values + ahead, _MM_HINT_T0);
+        memcpy(scales.k + token - chunk, at.keys + from, 16 * sizeof(float));
+        memcpy(scales.v + token - chunk, (shape.latent > 0 ? at.keys : at.values) + from, 16 * sizeof(float));
     }
     return scales;
 }
 
 // Asks for the first lines of what few rows read three steps later. The rest of a block follows by itself: memory that
 // is read line after line is fetched ahead, but only from its second line on and never into another block.
+template <bool VALUES>
 void begin_blocks(const AttendItem& item, const HeadShape& shape, int start) {
     constexpr int kLines = 4;
-    const int end = at_most(start + 4 * kStep, item.position + item.tokens);
-    for (int token = start + 3 * kStep; token < end; token += 16) {
+    const int end = at_most(start + 4 * kInPlaceStep, item.position + item.tokens);
+    for (int token = start + 3 * kInPlaceStep; token < end; token += 16) {
         const Cached at = find(item, shape, token);
-        for (int i = 0; i < kLines * 64; i += 64) {
-            _mm_prefetch(at.keys + i, _MM_HINT_T1);
-            _mm_prefetch(at.values + i, _MM_HINT_T1);
-        }
+        for (int i = 0; i < kLines * 64; i += 64) _mm_prefetch((VALUES ? at.values : at.keys) + i, _MM_HINT_T1);
     }
 }
 
+// Keys (or, with VALUES, values) of the step at `start` as they are in the cache.
+template <bool VALUES>
 StepData in_place(const AttendItem& item, const HeadShape& shape, int start, int low, int high) {
     const int64_t element = kCacheTypes[shape.type].bytes;
-    StepData data;
-    data.key_bytes = shape.block_size * element;
-    data.value_bytes = shape.head_dim * element;
     const int end = item.position + item.tokens;
-    for (int half = 0; half < 2; ++half) {
-        const int token = half_begin(start, half, low, high);
-        const int later = start + kStep + 16 * half;
+    const int64_t offset_bytes = VALUES ? shape.head_dim * element : element;
+    const auto place = [&](int token) {
         const Cached at = find(item, shape, token);
-        const Cached next = later < end ? find(item, shape, later) : at;
-        data.k[half] = at.keys + at.offset * element;
-        data.v[half] = at.values + at.offset * data.value_bytes;
-        data.next_k[half] = next.keys + next.offset * element;
-        data.next_v[half] = next.values + next.offset * data.value_bytes;
+        return (VALUES ? at.values : at.keys) + at.offset * offset_bytes;
+    };
+    begin_blocks<VALUES>(item, shape, start);
+    StepData data;
+    data.stride = VALUES ? offset_bytes : shape.block_size * element;
+    for (int half = 0; half < 2; ++half) {
+        const int later = start + kInPlaceStep + 16 * half;
+        data.at[half] = place(half_begin(start, half, low, high));
+        data.next[half] = later < end ? place(later) : data.at[half];
     }
     return data;
 }
@@ -208,59 +211,85 @@ using CopyFn = void (*)(const AttendItem&, const HeadShape&, int start, int low,
 
 struct OfType {
     const TileFns* tiles;
-    CopyFn copy;
+    CopyFn copy_keys;
+    CopyFn copy_values;
     CopyFn copy_latent;
 };
 
 template <class Lanes, int TYPE>
-constexpr OfType kOneType = {kTiles<Lanes, TYPE>, copy_step<TYPE>, copy_latent<TYPE>};
+constexpr OfType kOneType = {kTiles<Lanes, TYPE>, copy_keys<Lanes, TYPE>, copy_values<Lanes, TYPE>, copy_latent<TYPE>};
 
 template <class L>
 constexpr OfType kOfType[CACHE_TYPES] = {kOneType<L, CACHE_FLOAT32>, kOneType<L, CACHE_FLOAT16>,
                                          kOneType<L, CACHE_E4M3>, kOneType<L, CACHE_E5M2>, kOneType<L, CACHE_INT8>};
 
-// Tokens [low, high) of the step at `start`. All rows take the keys and then all take the values, so that these stay in
-// the first-level cache.
+// Calls work(first row, count) for tiles of nearly equally many rows.
+template <int MOST, class Work>
+void each_tile(int rows, const Work& work) {
+    const int tiles = (rows + MOST - 1) / MOST;
+    for (int tile = 0, row = 0; tile < tiles; ++tile) {
+        const int count = (rows - row + tiles - tile - 1) / (tiles - tile);
+        work(row, count);
+        row += count;
+    }
+}
+
+// Attention over the tokens of one chunk, into rows.part. All rows take the keys of a step, and later its values, so
+// that these stay in the first-level cache.
 template <class Lanes>
-void step(const AttendItem& item, const HeadShape& shape, const Rows& rows, int start, int low, int high) {
+void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& rows, int chunk) {
+    clear(rows, rows.part);
+    const int low = at_least(chunk, attend_begin(shape, item.position));
+    const int high = at_most(item.position + item.tokens, chunk + kChunkTokens);
     const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0 || shape.latent > 0;
     const OfType& of = kOfType<Lanes>[shape.type];
     const TileFns* fns = copy ? kTiles<Lanes, COPIED> : of.tiles;
-    if (copy) (shape.latent > 0 ? of.copy_latent : of.copy)(item, shape, start, low, high, rows);
-    StepScales own;
-    const StepScales* scales = nullptr;
-    if (kCacheTypes[shape.type].scale_bytes > 0) {
-        own = scales_of(item, shape, start, low, high);
-        scales = &own;
-    }
-    if (!copy) begin_blocks(item, shape, start);
-    const StepData data = copy ? copied(rows) : in_place(item, shape, start, low, high);
-    const int tiles = (rows.count + Lanes::kTileRows - 1) / Lanes::kTileRows;
-    const auto each_tile = [&](const auto& work) {
-        for (int tile = 0, row = 0; tile < tiles; ++tile) {
-            const int count = (rows.count - row + tiles - tile - 1) / (tiles - tile);
-            Seen seen[Lanes::kTileRows];
-            Seen all = {kStep, 0};
-            for (int r = 0; r < count; ++r) {
-                seen[r] = {at_least(low, rows.begin[row + r]) - start,
-                           at_most(high, rows.position[row + r] + 1) - start};
-                if (seen[r].first >= seen[r].end) continue;
-                all = {at_most(all.first, seen[r].first), at_least(all.end, seen[r].end)};
-            }
-            if (all.first < all.end) work(row, count, seen, all);
-            row += count;
+    // Calls work(start, first token, token after the last) for each step, and then(first row, count, tokens of the
+    // chunk) for the tiles that see something of it.
+    const auto each_step = [&](const auto& work, const auto& then) {
+        const int step = copy ? kCopiedStep : kInPlaceStep;
+        for (int start = low / step * step; start < high; start += step) {
+            const int first = at_least(start, low);
+            const int end = at_most(start + step, high);
+            const StepData data = work(start, first, end);
+            each_tile<Lanes::kTileRows>(rows.count, [&](int row, int count) {
+                const Seen seen = {at_least(first, rows.begin[row]) - chunk,
+                                   at_most(end, rows.position[row + count - 1] + 1) - chunk};
+                if (seen.first < seen.end) then(fns[count - 1], data, row, seen);
+            });
         }
     };
-    each_tile([&](int row, int count, const Seen* seen, Seen all) {
-        fns[count - 1].dot(rows, data, row, all.first, all.end);
-        soften<Lanes>(rows, row, count, start, seen, shape, scales);
+    each_step(
+        [&](int start, int first, int end) {
+            if (!copy) return in_place<false>(item, shape, start, first, end);
+            of.copy_keys(item, shape, start, first, end, rows);
+            return copied(rows.k, kCopiedStep);
+        },
+        [&](const TileFns& tile, const StepData& keys, int row, Seen seen) { tile.dot(rows, keys, row, seen); });
+    ChunkScales own;
+    const ChunkScales* scales = nullptr;
+    if (kCacheTypes[shape.type].scale_bytes > 0) {
+        own = scales_of(item, shape, chunk, low, high);
+        scales = &own;
+    }
+    // Some rows at a time, so that nothing waits for the largest of one.
+    each_tile<Lanes::kTileRows>(rows.count, [&](int row, int count) {
+        for (int r = row; r < row + count; ++r) find_largest<Lanes>(rows, r, shape, chunk, scales);
+        for (int r = row; r < row + count; ++r) raise_scores<Lanes>(rows, r, chunk, scales);
     });
-    each_tile([&](int row, int count, const Seen* seen, Seen) {
-        fns[count - 1].add(rows, data, row, seen, rows.factor + row);
-    });
+    each_step(
+        [&](int start, int first, int end) {
+            if (!copy) return in_place<true>(item, shape, start, first, end);
+            (shape.latent > 0 ? of.copy_latent : of.copy_values)(item, shape, start, first, end, rows);
+            return copied(rows.v, rows.wide);
+        },
+        [&](const TileFns& tile, const StepData& values, int row, Seen seen) {
+            tile.add(rows, values, row, chunk, seen);
+        });
 }
 
 // Adds the chunk's partial of each row that saw a token of it to the row's total.
+template <class Lanes>
 void end_chunk(const Rows& rows) {
     for (int r = 0; r < rows.count; ++r) {
         if (rows.part.largest[r] == kMinusInfinity && rows.part.sum[r] == 0) continue;
@@ -268,36 +297,28 @@ void end_chunk(const Rows& rows) {
         const float now = rows.part.largest[r];
         const float maximum = now > before || now != now ? now : before;
         const float old_factor =
-            before == kMinusInfinity ? 0.0f : _mm256_cvtss_f32(exp_down<Eight>(_mm256_set1_ps(before - maximum)));
-        const float new_factor = _mm256_cvtss_f32(exp_down<Eight>(_mm256_set1_ps(now - maximum)));
+            before == kMinusInfinity ? 0.0f : _mm256_cvtss_f32(power_of_two<Eight>(_mm256_set1_ps(before - maximum)));
+        const float new_factor = _mm256_cvtss_f32(power_of_two<Eight>(_mm256_set1_ps(now - maximum)));
         rows.total.largest[r] = maximum;
         rows.total.sum[r] = __builtin_fmaf(rows.total.sum[r], old_factor, rows.part.sum[r] * new_factor);
         float* total = rows.total.sum_v + int64_t{r} * rows.wide;
         const float* part = rows.part.sum_v + int64_t{r} * rows.wide;
-        for (int i = 0; i < rows.wide; i += 8) {
-            const __m256 added = _mm256_mul_ps(_mm256_loadu_ps(part + i), _mm256_set1_ps(new_factor));
-            _mm256_storeu_ps(total + i, _mm256_fmadd_ps(_mm256_loadu_ps(total + i), _mm256_set1_ps(old_factor), added));
-        }
+        const auto add = [&]<class L>(int i, L) {
+            const auto added = L::load(part + i) * L::all(new_factor);
+            L::store(total + i, L::fma(L::load(total + i), L::all(old_factor), added));
+        };
+        int i = 0;
+        for (; i + Lanes::kCount <= rows.wide; i += Lanes::kCount) add(i, Lanes());
+        for (; i < rows.wide; i += 8) add(i, Eight());
     }
 }
 
-// Attention over the tokens [begin, end) of one chunk, into rows.part.
-template <class Lanes>
-void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& rows, int chunk) {
-    const int end = at_most(item.position + item.tokens, chunk + kChunkTokens);
-    const int begin = attend_begin(shape, item.position);
-    clear(rows, rows.part);
-    for (int start = chunk; start < end; start += kStep) {
-        const int low = at_least(start, begin);
-        const int high = at_most(start + kStep, end);
-        if (low < high) step<Lanes>(item, shape, rows, start, low, high);
-    }
-}
-
-// The queries are multiplied by what all keys of the head are, so that scores are those of whole keys.
+// The queries are multiplied by what all keys of the head are and by the scale of scores, so that products are scores:
+// logarithms to base 2 at once, unless they are bent first.
 void load_queries(const AttendItem& item, const HeadShape& shape, const Rows& rows) {
     const int64_t width = int64_t{shape.heads} * shape.head_dim;
-    const __m256 factor = _mm256_set1_ps(item.cache.k_scales[item.kv_head] * element_unit(shape.type));
+    const float unit = is_bent(shape, rows.slope) ? shape.scale : shape.scale * kLog2E;
+    const __m256 factor = _mm256_set1_ps(item.cache.k_scales[item.kv_head] * element_unit(shape.type) * unit);
     for (int r = 0; r < rows.count; ++r) {
         const int64_t from = r / rows.group * width + (item.kv_head * rows.group + r % rows.group) * rows.depth;
         float* q = rows.q + int64_t{r} * rows.padded;
@@ -311,11 +332,12 @@ void load_queries(const AttendItem& item, const HeadShape& shape, const Rows& ro
 }
 
 // The sink takes its share of the row's softmax.
-void add_sink(const Rows& rows, int r, float sink) {
+void add_sink(const Rows& rows, int r, float logit) {
+    const float sink = logit * kLog2E;
     const float before = rows.total.largest[r];
     const float maximum = sink > before || sink != sink ? sink : before;
-    const __m256 factor = exp_down<Eight>(_mm256_set1_ps(before - maximum));
-    const float own = _mm256_cvtss_f32(exp_down<Eight>(_mm256_set1_ps(sink - maximum)));
+    const __m256 factor = power_of_two<Eight>(_mm256_set1_ps(before - maximum));
+    const float own = _mm256_cvtss_f32(power_of_two<Eight>(_mm256_set1_ps(sink - maximum)));
     rows.total.sum[r] = __builtin_fmaf(rows.total.sum[r], _mm256_cvtss_f32(factor), own);
     float* total = rows.total.sum_v + int64_t{r} * rows.wide;
     for (int i = 0; i < rows.wide; i += 8) {
@@ -347,7 +369,7 @@ void attend(const AttendItem& item, const HeadShape& shape) {
     for (int chunk = attend_begin(shape, item.position) / kChunkTokens * kChunkTokens; chunk < end;
          chunk += kChunkTokens) {
         attend_chunk<Lanes>(item, shape, rows, chunk);
-        end_chunk(rows);
+        end_chunk<Lanes>(rows);
     }
     store_rows(item, shape, rows);
 }
@@ -363,13 +385,14 @@ void attend_part(const AttendItem& item, const HeadShape& shape, int first, int 
     }
 }
 
+template <class Lanes>
 void attend_join(const AttendItem& item, const HeadShape& shape, int count, float* partials) {
     Rows rows = lay_out(item, shape);
     clear(rows, rows.total);
     const int64_t partial = attend_partial(rows.count, rows.width);
     for (int i = 0; i < count; ++i) {
         rows.part = lay_out_partial(partials + i * partial, rows.count, rows.wide);
-        end_chunk(rows);
+        end_chunk<Lanes>(rows);
     }
     store_rows(item, shape, rows);
 }
@@ -378,7 +401,7 @@ template <class Lanes>
 void fill(Kernels& table) {
     table.attend = attend<Lanes>;
     table.attend_part = attend_part<Lanes>;
-    table.attend_join = attend_join;
+    table.attend_join = attend_join<Lanes>;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Rows of attention against a step of 32 keys and values: scores, softmax, sums of values. Everything is local to the
+// Rows of attention against a chunk of keys and values: scores, softmax, sums of values. Everything is local to the
 // unit that includes it (see ../kernels.h).
 #pragma once
 
@@ -10,18 +10,25 @@ namespace {
 
 using namespace octavo;
 
-constexpr int kStep = 32;
+// Tokens whose keys, or values, all rows take together: copies, or in place, in two halves that may lie in two blocks.
+constexpr int kCopiedStep = 64;
+constexpr int kInPlaceStep = 32;
+
+template <int SOURCE>
+constexpr int kStep = SOURCE == COPIED ? kCopiedStep : kInPlaceStep;
+
 constexpr int kInPlaceRows = 16;  // so many rows at most read the cache in place; for more, a copy to float32 pays
+constexpr float kLog2E = 1.44269504f;
 const float kMinusInfinity = -__builtin_inff();
 
 constexpr int at_least(int a, int b) { return a > b ? a : b; }
 constexpr int at_most(int a, int b) { return a < b ? a : b; }
 
-// A softmax over a part of the context, for every row.
+// A softmax over a part of the context, for every row. Scores are logarithms to base 2.
 struct Partial {
-    float* sum_v;    // [count][wide]: sum of exp(score - largest) * v
+    float* sum_v;    // [count][wide]: sum of 2^(score - largest) * v
     float* largest;  // [count]
-    float* sum;      // [count]: sum of exp(score - largest)
+    float* sum;      // [count]: sum of 2^(score - largest)
 };
 
 // The rows of an item (token-major, then query head) with their running sums.
@@ -32,39 +39,40 @@ struct Rows {
     int padded;     // the same rounded up to 8
     int width;      // elements of a value
     int wide;       // the same rounded up to 8
-    float* k;       // [depth][32] of the current step
-    float* v;       // [32][wide]
+    float* k;       // [depth][kStep] of the current step, where keys are copied
+    float* v;       // [kStep][wide] of the current step
     float* q;       // [count][padded]
-    float* score;   // [count][32]
-    float* factor;  // [count]: what a step multiplies the sums so far by
+    float* score;   // [count][kChunkTokens]: of the current chunk, and then the powers of 2
     float* slope;   // [count], or null: what a score loses for each token between the row and the key
-    int* position;  // [count]
-    int* begin;     // [count]: the first token it sees
+    int* position;  // [count], ascending
+    int* begin;     // [count], ascending: the first token it sees
     Partial part;   // of the current chunk
     Partial total;
 };
 
-// Tokens of a step that a row sees, relative to its start.
+// Tokens of a chunk, relative to its start.
 struct Seen {
     int first;
     int end;
 };
 
-// Two halves of 16 tokens. Of what no row sees, keys may be any that can be read and values any at all.
+// Tokens of the chunk at `chunk` that the row sees; none where first >= end.
+inline Seen seen_by(const Rows& rows, int row, int chunk) {
+    return {at_least(rows.begin[row] - chunk, 0), at_most(rows.position[row] + 1 - chunk, kChunkTokens)};
+}
+
+// Keys, or values, of a step. Those that no row sees may be any that can be read.
 struct StepData {
-    const char* k[2];
-    const char* v[2];
-    const char* next_k[2];
-    const char* next_v[2];
-    int64_t key_bytes;    // from one element of the head to the next
-    int64_t value_bytes;  // from one token to the next
+    int64_t stride;       // bytes from one element of the keys to the next; from one token's values to the next
+    const char* at[2];    // in place, of either half; the first alone of copies
+    const char* next[2];  // in place, of the step to come
 };
 
-// Scales of the keys and values of a step that have their own: they multiply scores and weights, not elements, so
+// Scales of the keys and values of a chunk that have their own: they multiply scores and weights, not elements, so
 // that few rows cost little.
-struct StepScales {
-    alignas(32) float k[kStep];
-    alignas(32) float v[kStep];
+struct ChunkScales {
+    alignas(64) float k[kChunkTokens];
+    alignas(64) float v[kChunkTokens];
 };
 
 // What the elements that load_eight gives are to be multiplied by, beside the scales of head and token.
@@ -75,26 +83,23 @@ inline void prefetch(const char* p) {
     if (SOURCE != COPIED) _mm_prefetch(p, _MM_HINT_T0);
 }
 
-// e^x for x <= 0: x = n ln 2 + r, the minimax polynomial of degree 6 for e^r with 1 + r in front, and n added to the
-// exponent. Relative error below 1e-7; 0 below -87.3, NaN stays NaN, and 0 gives exactly 1.
+// 2^x for x <= 0: x = n + r with |r| <= 1/2, a polynomial of degree 5 for 2^r, and n added to the exponent. Relative
+// error below 2e-7; 0 below -126 where denormals are zero, NaN stays NaN, and 0 gives exactly 1.
 template <class Lanes>
-inline typename Lanes::Vector exp_down(typename Lanes::Vector x) {
+inline typename Lanes::Vector power_of_two(typename Lanes::Vector x) {
     using Vector = typename Lanes::Vector;
-    const Vector low = Lanes::all(-87.3f);
-    const Vector shift = Lanes::all(12582912.0f);   // 1.5 * 2^23: a sum has the nearest integer in its low bits
-    const Vector clamped = Lanes::largest(low, x);  // x where that is NaN
-    const Vector shifted = Lanes::fma(clamped, Lanes::all(1.44269504f), shift);
-    const Vector n = shifted - shift;
-    Vector r = Lanes::fma(n, Lanes::all(-0.693359375f), clamped);
-    r = Lanes::fma(n, Lanes::all(2.12194440e-4f), r);
-    Vector p = Lanes::all(1.38144668e-3f);
-    p = Lanes::fma(p, r, Lanes::all(8.36878042e-3f));
-    p = Lanes::fma(p, r, Lanes::all(4.16683942e-2f));
-    p = Lanes::fma(p, r, Lanes::all(0.166665201f));
-    p = Lanes::fma(p, r, Lanes::all(0.499999934f));
+    const Vector shift = Lanes::all(12582912.0f);  // 1.5 * 2^23: a sum has the nearest integer in its low bits
+    // x where that is NaN. Of -127, r is 0 and nothing is left of the exponent of 1: exactly 0.
+    const Vector clamped = Lanes::largest(Lanes::all(-127.0f), x);
+    const Vector shifted = clamped + shift;
+    const Vector r = clamped - (shifted - shift);
+    Vector p = Lanes::all(1.32647273e-3f);
+    p = Lanes::fma(p, r, Lanes::all(9.67151299e-3f));
+    p = Lanes::fma(p, r, Lanes::all(5.55073358e-2f));
+    p = Lanes::fma(p, r, Lanes::all(0.240222424f));
+    p = Lanes::fma(p, r, Lanes::all(0.693147004f));
     p = Lanes::fma(p, r, Lanes::all(1.0f));
-    p = Lanes::fma(p, r, Lanes::all(1.0f));
-    return Lanes::zero_below(low, x, Lanes::raise(p, shifted));
+    return Lanes::raise(p, shifted);
 }
 
 // acc[r][j] += row(r) * column j, with the fewer of both in registers. `columns(j)` are columns [j, j + COUNT).
@@ -130,9 +135,9 @@ inline __attribute__((always_inline)) void add_products(typename Lanes::Vector (
     }
 }
 
-// Scores of N rows against J vectors of keys of the step from `token`: one fma chain per score, ascending element.
+// Scores of N rows against J vectors of keys of the chunk from `token`: one fma chain per score, ascending element.
 template <class Lanes, int N, int J, int SOURCE>
-inline void dot_keys(const Rows& rows, const StepData& data, int row, int token) {
+inline void dot_keys(const Rows& rows, const StepData& keys, int row, int token) {
     typename Lanes::Vector acc[N][J];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
@@ -144,8 +149,18 @@ inline void dot_keys(const Rows& rows, const StepData& data, int row, int token)
     constexpr int kSize = Lanes::kCount * kBytes<SOURCE>;
     const int64_t stride = rows.padded;
     const float* q = rows.q + row * stride;
-    const char* k[2] = {data.k[token / 16], data.k[1]};
-    const char* next[2] = {data.next_k[token / 16], data.next_k[1]};
+    const int offset = token % kStep<SOURCE>;
+    const char* k[2];
+    const char* next[2] = {};
+    if constexpr (SOURCE == COPIED) {
+        k[0] = keys.at[0] + offset * kBytes<SOURCE>;
+        k[1] = k[0] + 16 * kBytes<SOURCE>;
+    } else {
+        k[0] = keys.at[offset / 16];
+        k[1] = keys.at[1];
+        next[0] = keys.next[offset / 16];
+        next[1] = keys.next[1];
+    }
     const auto place = [&](int j) { return k[j / kOfHalf] + j % kOfHalf * kSize; };
     for (int i = 0; i < rows.depth; ++i, ++q) {
         add_products<Lanes, kTogether>(
@@ -154,34 +169,34 @@ inline void dot_keys(const Rows& rows, const StepData& data, int row, int token)
 #pragma GCC unroll 2
         for (int half = 0; half < J / kOfHalf; ++half) {
             prefetch<SOURCE>(next[half]);
-            k[half] += data.key_bytes;
-            next[half] += data.key_bytes;
+            k[half] += keys.stride;
+            next[half] += keys.stride;
         }
     }
+    float* score = rows.score + row * kChunkTokens + token;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 4
-        for (int j = 0; j < J; ++j) {
-            Lanes::store(rows.score + (row + r) * kStep + token + Lanes::kCount * j, acc[r][j]);
-        }
+        for (int j = 0; j < J; ++j) Lanes::store(score + r * kChunkTokens + Lanes::kCount * j, acc[r][j]);
     }
 }
 
+// Scores of the rows of a tile for tokens of the chunk that lie in one step.
 template <class Lanes, int N, int SOURCE>
-void dot_step(const Rows& rows, const StepData& data, int row, int low, int high) {
-    constexpr int J = at_most(Lanes::template kVectors<N, SOURCE>, kStep / Lanes::kCount);
+void dot_step(const Rows& rows, const StepData& keys, int row, Seen tokens) {
+    constexpr int J = at_most(Lanes::template kVectors<N, SOURCE>, kInPlaceStep / Lanes::kCount);
     constexpr int kTokens = Lanes::kCount * J;
-    for (int token = low / kTokens * kTokens; token < high; token += kTokens) {
-        dot_keys<Lanes, N, J, SOURCE>(rows, data, row, token);
+    for (int token = tokens.first / kTokens * kTokens; token < tokens.end; token += kTokens) {
+        dot_keys<Lanes, N, J, SOURCE>(rows, keys, row, token);
     }
 }
 
-// The row's scores for the tokens of the step at `start`, scaled, capped and less for those far away, in place.
-__attribute__((noinline)) void bend_scores(const Rows& rows, int row, const HeadShape& shape, int start,
+// The row's scores for tokens of the chunk, capped and less for those far away, in place.
+__attribute__((noinline)) void bend_scores(const Rows& rows, int row, const HeadShape& shape, int chunk, Seen seen,
                                            const float* token_scales) {
-    float* score = rows.score + row * kStep;
-    for (int j = 0; j < kStep; j += 8) {
-        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(score + j), _mm256_set1_ps(shape.scale));
+    float* score = rows.score + row * kChunkTokens;
+    for (int j = seen.first / 8 * 8; j < seen.end; j += 8) {
+        __m256 s = _mm256_loadu_ps(score + j);
         if (token_scales != nullptr) s = _mm256_mul_ps(s, _mm256_load_ps(token_scales + j));
         if (shape.softcap > 0) {
             const __m256 cap = _mm256_set1_ps(shape.softcap);
@@ -189,73 +204,68 @@ __attribute__((noinline)) void bend_scores(const Rows& rows, int row, const Head
         }
         if (rows.slope != nullptr) {
             const __m256i away = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                                  _mm256_set1_epi32(start + j - rows.position[row]));
+                                                  _mm256_set1_epi32(chunk + j - rows.position[row]));
             s = _mm256_fmadd_ps(_mm256_set1_ps(rows.slope[row]), _mm256_cvtepi32_ps(away), s);
         }
-        _mm256_storeu_ps(score + j, s);
+        _mm256_storeu_ps(score + j, _mm256_mul_ps(s, _mm256_set1_ps(kLog2E)));
     }
 }
 
-// The scores times `scale`, and times those of their tokens where there are such, for the tokens that the row sees,
-// -inf elsewhere, in place. Returns the largest and `before`.
-template <class Lanes>
-float scale_scores(float* score, float scale, const float* token_scales, Seen seen, float before) {
-    auto largest = Lanes::all(before);
-    const bool whole = seen.first == 0 && seen.end == kStep;
-    for (int j = 0; j < kStep; j += Lanes::kCount) {
-        auto s = Lanes::load(score + j) * Lanes::all(scale);
-        if (token_scales != nullptr) s = s * Lanes::load(token_scales + j);
-        if (!whole) s = Lanes::between(seen.first - j, seen.end - j, s, kMinusInfinity);
-        Lanes::store(score + j, s);
-        largest = Lanes::largest(largest, s);
-    }
-    return Lanes::largest_of(largest);
-}
+constexpr bool is_bent(const HeadShape& shape, const float* slopes) { return shape.softcap > 0 || slopes != nullptr; }
 
-// Scores of `count` rows to exp(score - largest so far), their sums, and in rows.factor what the sums of values so far
-// must be multiplied by. With `scales`, the scores get those of the keys first, and the exponentials those of the
-// values when they have been added up.
+// What of the scores of a chunk is looked at for the row: whole lots of 16 tokens.
+inline Seen lots_of(Seen seen) { return {seen.first / 16 * 16, (seen.end + 15) / 16 * 16}; }
+
+// The largest of a row's scores for the chunk at `chunk`, which get the scales of their keys where there are such;
+// those of tokens that the row does not see become -inf.
 template <class Lanes>
-void soften(const Rows& rows, int row, int count, int start, const Seen* seen, const HeadShape& shape,
-            const StepScales* scales) {
-    alignas(32) float factor[8];
-    alignas(32) float before[8] = {};
-    alignas(32) float largest[8] = {};
-    const bool bent = shape.softcap > 0 || rows.slope != nullptr;
+void find_largest(const Rows& rows, int row, const HeadShape& shape, int chunk, const ChunkScales* scales) {
+    const Seen seen = seen_by(rows, row, chunk);
+    if (seen.first >= seen.end) return;
+    const Seen lots = lots_of(seen);
+    float* score = rows.score + row * kChunkTokens;
     const float* keys = scales == nullptr ? nullptr : scales->k;
-    for (int r = 0; r < count; ++r) {
-        if (seen[r].first >= seen[r].end) continue;
-        if (bent) bend_scores(rows, row + r, shape, start, keys);
-        before[r] = rows.part.largest[row + r];
-        largest[r] = scale_scores<Lanes>(rows.score + (row + r) * kStep, bent ? 1.0f : shape.scale,
-                                         bent ? nullptr : keys, seen[r], before[r]);
-    }
-    const __m256 old = _mm256_load_ps(before);
-    const __m256 shrink = exp_down<Eight>(old - _mm256_load_ps(largest));
-    const __m256 none = _mm256_cmp_ps(old, _mm256_set1_ps(kMinusInfinity), _CMP_EQ_OQ);
-    _mm256_store_ps(factor, _mm256_andnot_ps(none, shrink));
-    for (int r = 0; r < count; ++r) {
-        if (seen[r].first >= seen[r].end) continue;
-        float* score = rows.score + (row + r) * kStep;
-        constexpr int kVectors = kStep / Lanes::kCount;
-        typename Lanes::Vector p[kVectors];
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-            p[j] = exp_down<Lanes>(Lanes::load(score + Lanes::kCount * j) - Lanes::all(largest[r]));
-            Lanes::store(score + Lanes::kCount * j,
-                         scales == nullptr ? p[j] : p[j] * Lanes::load(scales->v + Lanes::kCount * j));
+    if (is_bent(shape, rows.slope)) {
+        bend_scores(rows, row, shape, chunk, seen, keys);
+    } else if (keys != nullptr) {
+        for (int t = lots.first; t < lots.end; t += Lanes::kCount) {
+            Lanes::store(score + t, Lanes::load(score + t) * Lanes::load(keys + t));
         }
-        const float sum = Lanes::sum_of(p);
-        rows.factor[row + r] = factor[r];
-        rows.part.largest[row + r] = largest[r];
-        rows.part.sum[row + r] = __builtin_fmaf(rows.part.sum[row + r], factor[r], sum);
     }
+    for (int t = lots.first; t < seen.first; ++t) score[t] = kMinusInfinity;
+    for (int t = seen.end; t < lots.end; ++t) score[t] = kMinusInfinity;
+    typename Lanes::Vector largest = Lanes::all(kMinusInfinity);
+    for (int t = lots.first; t < lots.end; t += Lanes::kCount) {
+        largest = Lanes::largest(largest, Lanes::load(score + t));
+    }
+    rows.part.largest[row] = Lanes::largest_of(largest);
 }
 
-// sum_v = sum_v * factor + sum over tokens [low, high) of p * v, ascending, for N rows and J vectors of columns.
+// A row's scores to 2^(score - largest), and their sum in 16 lanes, by token, in every width. With `scales`, they get
+// those of the values when they have been added up.
+template <class Lanes>
+void raise_scores(const Rows& rows, int row, int chunk, const ChunkScales* scales) {
+    constexpr int kVectors = 16 / Lanes::kCount;
+    const Seen lots = lots_of(seen_by(rows, row, chunk));
+    float* score = rows.score + row * kChunkTokens;
+    const auto largest = Lanes::all(rows.part.largest[row]);
+    typename Lanes::Vector sum[kVectors];
+    for (int j = 0; j < kVectors; ++j) sum[j] = Lanes::all(0.0f);
+    for (int t = lots.first; t < lots.end; t += 16) {
+#pragma GCC unroll 2
+        for (int j = 0; j < kVectors; ++j) {
+            float* at = score + t + Lanes::kCount * j;
+            const auto power = power_of_two<Lanes>(Lanes::load(at) - largest);
+            Lanes::store(at, scales == nullptr ? power : power * Lanes::load(scales->v + t + Lanes::kCount * j));
+            sum[j] = sum[j] + power;
+        }
+    }
+    rows.part.sum[row] = Lanes::sum_of(sum);
+}
+
+// sum_v += sum over `tokens`, which lie in one step, of p * v, ascending, for N rows and J vectors of columns.
 template <class Lanes, int N, int J, int SOURCE>
-inline void add_columns(const Rows& rows, const StepData& data, int row, int column, int low, int high,
-                        const float* factor) {
+inline void add_columns(const Rows& rows, const StepData& values, int row, int column, Seen tokens) {
     constexpr int kTogether = Lanes::template kAtOnce<SOURCE, J>;
     constexpr int kSize = Lanes::kCount * kBytes<SOURCE>;
     const int64_t stride = rows.wide;
@@ -263,20 +273,20 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
     typename Lanes::Vector acc[N][J];
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
-        const auto wide = Lanes::all(factor[r]);
 #pragma GCC unroll 8
-        for (int j = 0; j < J; ++j) acc[r][j] = Lanes::load(part + r * stride + Lanes::kCount * j) * wide;
+        for (int j = 0; j < J; ++j) acc[r][j] = Lanes::load(part + r * stride + Lanes::kCount * j);
     }
-    const float* p = rows.score + row * kStep + low;
-    for (int t = low; t < high;) {
+    const float* p = rows.score + row * kChunkTokens + tokens.first;
+    const int start = tokens.first / kStep<SOURCE> * kStep<SOURCE>;
+    for (int t = tokens.first - start; t < tokens.end - start;) {
         const int half = SOURCE == COPIED ? 0 : t / 16;
-        const int end = SOURCE == COPIED ? high : at_most(high, 16 * half + 16);
-        const int64_t from = (t - 16 * half) * data.value_bytes + column * kBytes<SOURCE>;
-        const char* v = data.v[half] + from;
-        const char* next = data.next_v[half] + from;
-        for (; t < end; ++t, ++p, v += data.value_bytes, next += data.value_bytes) {
+        const int end = SOURCE == COPIED ? tokens.end - start : at_most(tokens.end - start, 16 * half + 16);
+        const int64_t from = (t - 16 * half) * values.stride + column * kBytes<SOURCE>;
+        const char* v = values.at[half] + from;
+        const char* next = values.next[half] + from;
+        for (; t < end; ++t, ++p, v += values.stride, next += values.stride) {
             add_products<Lanes, kTogether>(
-                acc, [&](int r) { return Lanes::all(p[r * kStep]); },
+                acc, [&](int r) { return Lanes::all(p[r * kChunkTokens]); },
                 [&](int j) {
                     return Lanes::template columns<SOURCE, kTogether>(v + j * kSize, v + (j + kTogether - 1) * kSize);
                 });
@@ -292,52 +302,45 @@ inline void add_columns(const Rows& rows, const StepData& data, int row, int col
 }
 
 template <class Lanes, int N, int SOURCE>
-void add_values(const Rows& rows, const StepData& data, int row, int low, int high, const float* factor) {
+void add_values(const Rows& rows, const StepData& values, int row, Seen tokens) {
     constexpr int J = Lanes::template kVectors<N, SOURCE>;
     int column = 0;
     for (; column + Lanes::kCount * J <= rows.wide; column += Lanes::kCount * J) {
-        add_columns<Lanes, N, J, SOURCE>(rows, data, row, column, low, high, factor);
+        add_columns<Lanes, N, J, SOURCE>(rows, values, row, column, tokens);
     }
     constexpr int kFewer = J > 2 ? J / 2 : J;
     if (column + Lanes::kCount * kFewer <= rows.wide) {
-        add_columns<Lanes, N, kFewer, SOURCE>(rows, data, row, column, low, high, factor);
+        add_columns<Lanes, N, kFewer, SOURCE>(rows, values, row, column, tokens);
         column += Lanes::kCount * kFewer;
     }
-    for (; column < rows.wide; column += 8) {
-        add_columns<Eight, N, 1, SOURCE>(rows, data, row, column, low, high, factor);
-    }
+    for (; column < rows.wide; column += 8) add_columns<Eight, N, 1, SOURCE>(rows, values, row, column, tokens);
 }
 
-// Rows of a tile go together over the tokens that all of them see, and alone before and after: to each it is one chain
-// of ascending tokens, and p = 0 never meets the value of a token that a row does not see.
+// Rows of a tile go together over the tokens of the step that all of them see, and alone before and after: to each it
+// is one chain of ascending tokens, and p = 0 never meets the value of a token that a row does not see.
 template <class Lanes, int N, int SOURCE>
-void add_step(const Rows& rows, const StepData& data, int row, const Seen* seen, float* factor) {
-    int low = 0;
-    int high = kStep;
-    for (int r = 0; r < N; ++r) {
-        low = at_least(low, seen[r].first);
-        high = at_most(high, seen[r].end);
-    }
-    const bool together = low < high;
-    if (!together) low = high = kStep;
-    for (int r = 0; r < N; ++r) {
-        const int end = at_most(low, seen[r].end);
-        if (seen[r].first >= end) continue;
-        add_values<Lanes, 1, SOURCE>(rows, data, row + r, seen[r].first, end, factor + r);
-        factor[r] = 1;
-    }
-    if (!together) return;
-    add_values<Lanes, N, SOURCE>(rows, data, row, low, high, factor);
-    const float one = 1;
-    for (int r = 0; r < N; ++r) {
-        if (high < seen[r].end) add_values<Lanes, 1, SOURCE>(rows, data, row + r, high, seen[r].end, &one);
-    }
+void add_step(const Rows& rows, const StepData& values, int row, int chunk, Seen tokens) {
+    const auto seen = [&](int r, Seen of) {
+        const Seen all = seen_by(rows, row + r, chunk);
+        return Seen{at_least(of.first, all.first), at_most(of.end, all.end)};
+    };
+    Seen together = {seen(N - 1, tokens).first, seen(0, tokens).end};
+    if (together.first >= together.end) together = {tokens.end, tokens.end};
+    const auto alone = [&](Seen some) {
+        for (int r = 0; r < N; ++r) {
+            const Seen own = seen(r, some);
+            if (own.first < own.end) add_values<Lanes, 1, SOURCE>(rows, values, row + r, own);
+        }
+    };
+    if (tokens.first < together.first) alone({tokens.first, together.first});
+    if (together.first < together.end) add_values<Lanes, N, SOURCE>(rows, values, row, together);
+    if (together.end < tokens.end) alone({together.end, tokens.end});
 }
 
 // A tile's functions by its number of rows.
 struct TileFns {
-    void (*dot)(const Rows&, const StepData&, int row, int low, int high);
-    void (*add)(const Rows&, const StepData&, int row, const Seen*, float* factor);
+    void (*dot)(const Rows&, const StepData& keys, int row, Seen tokens);
+    void (*add)(const Rows&, const StepData& values, int row, int chunk, Seen tokens);
 };
 
 template <class Lanes, int SOURCE, int N>

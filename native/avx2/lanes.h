@@ -68,12 +68,16 @@ struct Eight {
     static Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
     static Vector largest(Vector a, Vector b) { return _mm256_max_ps(a, b); }  // b where one is NaN
     static float largest_of(Vector v) { return max_lanes(v); }
-    static float sum_of(const Vector (&v)[4]) { return sum_lanes(v[0] + v[1] + v[2] + v[3]); }
+    static float sum_of(const Vector (&v)[2]) { return sum_lanes(v[0] + v[1]); }
+    template <int SOURCE>
+    static Vector load_as(const char* p) {
+        return load_eight<SOURCE>(p);
+    }
     // One vector of columns, or two: in this width, the second is always next to the first.
     template <int SOURCE, int COUNT>
     static Columns<Vector, COUNT> columns(const char* p, const char*) {
         if constexpr (COUNT == 1) {
-            return {load_eight<SOURCE>(p)};
+            return {load_as<SOURCE>(p)};
         } else {
             const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
             const __m256i halves = halves_of_float8<kFormat<SOURCE>>(bytes);
@@ -81,21 +85,10 @@ struct Eight {
                     _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
         }
     }
-    // `other` in the lanes that are not in [first, end).
-    static Vector between(int first, int end, Vector v, float other) {
-        const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
-                                               _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(end - 1)));
-        return _mm256_blendv_ps(v, _mm256_set1_ps(other), _mm256_castsi256_ps(hidden));
-    }
     // v * 2^n, where n is in the low bits of `power`.
     static Vector raise(Vector v, Vector power) {
         const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(power), 23);
         return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), shifted));
-    }
-    // 0 where x < low, else v.
-    static Vector zero_below(Vector low, Vector x, Vector v) {
-        return _mm256_and_ps(v, _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
     }
 };
 

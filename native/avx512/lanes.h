@@ -38,7 +38,19 @@ struct Sixteen {
     static __m256 low(Vector v) { return _mm512_castps512_ps256(v); }
     static __m256 high(Vector v) { return _mm512_extractf32x8_ps(v, 1); }
     static float largest_of(Vector v) { return max_lanes(_mm256_max_ps(low(v), high(v))); }
-    static float sum_of(const Vector (&v)[2]) { return sum_lanes(low(v[0]) + high(v[0]) + low(v[1]) + high(v[1])); }
+    static float sum_of(const Vector (&v)[1]) { return sum_lanes(low(v[0]) + high(v[0])); }
+    template <int SOURCE>
+    static Vector load_as(const char* p) {
+        if constexpr (SOURCE == CACHE_FLOAT16) {
+            return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        } else if constexpr (kBytes<SOURCE> == 4) {
+            return _mm512_loadu_ps(p);
+        } else {
+            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+            if constexpr (SOURCE == CACHE_INT8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+            return _mm512_cvtph_ps(halves_of_float8<kFormat<SOURCE>>(bytes));
+        }
+    }
     // Of keys, the second half of a step may lie in another block.
     template <int SOURCE, int COUNT>
     static Columns<Vector, COUNT> columns(const char* p, const char* second) {
@@ -48,27 +60,13 @@ struct Sixteen {
             const __m512i halves = halves_of_float8<kFormat<SOURCE>>(both);
             return {_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
                     _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
-        } else if constexpr (SOURCE == CACHE_FLOAT16) {
-            return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-        } else if constexpr (kBytes<SOURCE> == 4) {
-            return {_mm512_loadu_ps(p)};
         } else {
-            static_assert(SOURCE == CACHE_INT8);
-            return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+            return {load_as<SOURCE>(p)};
         }
-    }
-    static Vector between(int first, int end, Vector v, float other) {
-        const int from = first > 0 ? first : 0;
-        const int to = end < 16 ? end : 16;
-        const unsigned seen = to > from ? ((1u << to) - 1) & ~((1u << from) - 1) : 0;
-        return _mm512_mask_blend_ps(static_cast<__mmask16>(seen), _mm512_set1_ps(other), v);
     }
     static Vector raise(Vector v, Vector power) {
         const __m512i shifted = _mm512_slli_epi32(_mm512_castps_si512(power), 23);
         return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), shifted));
-    }
-    static Vector zero_below(Vector low, Vector x, Vector v) {
-        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), v);
     }
 };
 

@@ -284,9 +284,9 @@ class Ops(Protocol):
 
     def attend(self, batch: Any, q: Array, shape: AttentionShape, sinks: Vector | None = None) -> Array:
         """[T, H d]: softmax(scale * q k^T) v over the keys of the token's own sequence at positions <= its own (and
-        in the window or chunk), read from the KV cache only, the current step included. One fresh partial per absolute
-        256-token chunk, partials combined in ascending order, softmax steps of 32 absolute tokens; masked
-        positions are never read. `sinks` [H]: a logit per head that takes part in the softmax and has no value, added
+        in the window or chunk), read from the KV cache only, the current step included. One softmax per absolute
+        256-token chunk, from all its scores, and these partials combined in ascending order; masked positions are
+        never read. `sinks` [H]: a logit per head that takes part in the softmax and has no value, added
         last (Xiao et al., "Efficient streaming language models with attention sinks", 2023; gpt-oss)."""
 
     def reduce(self, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Raw logits, bitwise, over the batch sizes and context lengths where tiles, chunks and softmax steps begin and end."""
+"""Raw logits, bitwise, over the batch sizes and context lengths where tiles, steps and chunks begin and end."""
 
 from __future__ import annotations
 
