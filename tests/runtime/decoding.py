@@ -77,6 +77,8 @@ def allocations(rig: Rig) -> dict[str, int]:
         last = where.f_code.co_filename, where.f_lineno
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
+        if event == "return":  # the frame object goes now
+            before -= sys.getsizeof(frame)
         return trace
 
     def plant() -> None:
