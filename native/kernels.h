@@ -157,7 +157,7 @@ using LinearInt8Fn = void (*)(const Panels&, int panel, int count, const Act8&, 
 using LinearInt16Fn = void (*)(const Panels&, int panel, int count, const Act16&, int row, int rows, float* out,
                                int64_t stride);
 
-constexpr int kFloatScratch = 64 * kTileColumns;
+constexpr int kFloatScratch = 192 * kTileColumns;  // 24 KiB: with the activations of a tile, a first-level cache
 
 struct Kernels {
     UnpackFn unpack[KIND_COUNT];

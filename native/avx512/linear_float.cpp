@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kBlockRows = 12;  // 12 rows x 32 columns are 24 of 32 registers
 
-// Where the weights of a tile are: plain floats stay in their panels, which are in the second-level cache for all rows
-// but the first; others become float32 in a buffer. Both give 16 columns of element k of a cell.
+// Where the weights of a tile are: in their panels, where plain floats of few rows stay, or as float32 in a buffer,
+// which others become. Of many rows all do: joining panels and converting take instructions for every tile, and panels
+// are in the second-level cache, the buffer is in the first. Both give 16 columns of element k of a cell.
 template <int KIND>
 struct InPlace {
     static constexpr int kChunk = 1024;  // k per pass
@@ -78,17 +79,6 @@ struct Copied {
     }
 };
 
-template <int KIND>
-struct SourceOf {
-    using Type = Copied;
-};
-
-template <int KIND>
-    requires(!is_quantized(KIND))
-struct SourceOf<KIND> {
-    using Type = InPlace<KIND>;
-};
-
 // out[r][column] (+)= x[r][0 .. depth) * w for ROWS rows and VECTORS vectors of columns, `last` of the last.
 template <class Source, int ROWS, int VECTORS>
 void tile(const Source& w, int depth, const float* x, int64_t x_stride, float* out, int64_t stride, bool first,
@@ -154,7 +144,11 @@ void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int row, int rows, float* out,
             int64_t stride, float* scratch) {
-    constexpr auto some = columns_of<KIND, typename SourceOf<KIND>::Type>;
+    auto some = columns_of<KIND, Copied>;
+    if constexpr (!is_quantized(KIND)) {
+        // A copy waits for memory, while the first tile in place computes: it pays from the fifth tile on.
+        if (rows <= 4 * kBlockRows) some = columns_of<KIND, InPlace<KIND>>;
+    }
     for (int p = 0; p < count; p += 4) {
         some(w, panel + p, count - p < 4 ? count - p : 4, x + row * x_stride, x_stride, rows, out + 8 * p, stride,
              scratch);
