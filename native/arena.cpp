@@ -1,9 +1,13 @@
 #include "arena.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace octavo {
 
@@ -45,20 +49,34 @@ Arena& Arena::operator=(Arena&& other) noexcept {
     return *this;
 }
 
-std::shared_ptr<uint8_t> Store::take(size_t bytes) {
+void Arena::interleave(const std::vector<int>& nodes) const {
+    constexpr int kBits = 8 * sizeof(unsigned long);
+    std::vector<unsigned long> mask;
+    for (const int node : nodes) {
+        mask.resize(std::max<size_t>(mask.size(), node / kBits + 1));
+        mask[node / kBits] |= 1ul << (node % kBits);
+    }
+    if (mask.empty() || size_ == 0) return;
+    // The kernel reads one bit less than it is told.
+    syscall(SYS_mbind, data_, size_, MPOL_INTERLEAVE, mask.data(), mask.size() * kBits + 1, 0u);
+}
+
+std::shared_ptr<uint8_t> Store::take(size_t bytes, int node) {
     const std::lock_guard<std::mutex> one_at_a_time(mutex_);
+    open_.resize(std::max<size_t>(open_.size(), node + 1));
+    auto& [arena, used] = open_[node];
     const size_t rounded = (bytes + 63) / 64 * 64;
-    if (!current_ || used_ + rounded > current_->size()) {
+    if (!arena || used + rounded > arena->size()) {
         if (rounded > kStoreArena / 4) {
             const auto own = std::make_shared<Arena>(rounded);
             return {own, own->data()};
         }
-        current_ = std::make_shared<Arena>(kStoreArena);
-        used_ = 0;
+        arena = std::make_shared<Arena>(kStoreArena);
+        used = 0;
     }
-    uint8_t* at = current_->data() + used_;
-    used_ += rounded;
-    return {current_, at};
+    uint8_t* at = arena->data() + used;
+    used += rounded;
+    return {arena, at};
 }
 
 }  // namespace octavo

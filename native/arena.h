@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace octavo {
 
@@ -19,6 +20,10 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
+    // Spreads pages that nobody has written yet over these nodes of the system, in turn. Where the system does not let
+    // us (containers may not), a page lies where it is first written.
+    void interleave(const std::vector<int>& nodes) const;
+
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
 
@@ -27,15 +32,20 @@ private:
     size_t size_ = 0;
 };
 
-// Hands out pieces of large arenas, so that small pieces lie in huge pages too. A piece keeps its arena alive.
+// Hands out pieces of large arenas, so that small pieces lie in huge pages too. A piece keeps its arena alive. Pieces
+// of different nodes share no page.
 class Store {
 public:
-    std::shared_ptr<uint8_t> take(size_t bytes);  // zero-filled, 64-byte aligned; throws std::bad_alloc
+    // Zero-filled, 64-byte aligned; throws std::bad_alloc.
+    std::shared_ptr<uint8_t> take(size_t bytes, int node);
 
 private:
+    struct Open {
+        std::shared_ptr<Arena> arena;
+        size_t used = 0;
+    };
     std::mutex mutex_;
-    std::shared_ptr<Arena> current_;
-    size_t used_ = 0;
+    std::vector<Open> open_;  // of each node
 };
 
 }  // namespace octavo

@@ -1,5 +1,7 @@
 // The Python face of the native parts: octavo._native, typed in octavo/_native.pyi. Arrays are checked in Python
 // (octavo/ops/check.py) before they come here; shapes and types are enforced by the signatures.
+#include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -35,7 +37,8 @@ int kind_of(const std::string& name) {
     throw nb::value_error(("the native kernels have no weight format " + name).c_str());
 }
 
-std::shared_ptr<Weight> allocate_weight(Store& store, const std::vector<std::pair<std::string, int>>& parts, int n_in) {
+std::shared_ptr<Weight> allocate_weight(const Pool& pool, Store& store,
+                                        const std::vector<std::pair<std::string, int>>& parts, int n_in) {
     if (parts.empty()) throw nb::value_error("a weight needs at least one part");
     std::vector<PartShape> shapes;
     for (const auto& [name, n_out] : parts) {
@@ -48,15 +51,24 @@ std::shared_ptr<Weight> allocate_weight(Store& store, const std::vector<std::pai
         shapes.push_back({kind, n_out});
     }
     const nb::gil_scoped_release free;
-    return make_weight(store, shapes, n_in);
+    return make_weight(pool, store, shapes, n_in);
 }
 
-void pack_part(Pool& pool, const Weight& weight, int part, int first_row, nb::handle stored) {
+// The first of the parts cut from `source`, and its rows in all of them; none where there is no such source.
+std::pair<size_t, int> find_source(const Weight& weight, int source) {
+    const auto range = std::equal_range(weight.source.begin(), weight.source.end(), source);
+    const size_t first = range.first - weight.source.begin();
+    const size_t end = range.second - weight.source.begin();
+    if (first == end) return {first, 0};
+    return {first, weight.first[end - 1] + weight.parts[end - 1].n_out - weight.first[first]};
+}
+
+void pack_source(Pool& pool, const Weight& weight, int source, int first_row, nb::handle stored, nb::object packers) {
     const std::string name = nb::cast<std::string>(stored.attr("kind"));
     const int n_out = nb::cast<int>(stored.attr("n_out"));
     const Bytes data = nb::cast<Bytes>(stored.attr("data"));
-    if (part < 0 || part >= static_cast<int>(weight.parts.size()) || first_row < 0 || first_row % kColumns != 0 ||
-        n_out < 1 || n_out > weight.parts[part].n_out - first_row) {
+    const auto [part, rows] = find_source(weight, source);
+    if (first_row < 0 || first_row % kColumns != 0 || n_out < 1 || n_out > rows - first_row) {
         throw nb::value_error("pack: these rows are not in the weight");
     }
     const KindInfo& info = kKinds[weight.parts[part].kind];
@@ -69,8 +81,16 @@ void pack_part(Pool& pool, const Weight& weight, int part, int first_row, nb::ha
                                std::to_string(row_bytes) + "] with contiguous rows")
                                   .c_str());
     }
+    int32_t* told = nullptr;
+    if (!packers.is_none()) {
+        const OutVector<int32_t> out = nb::cast<OutVector<int32_t>>(packers);
+        if (static_cast<int>(out.size()) != count_blocks(n_out, kColumns)) {
+            throw nb::value_error("pack: `packers` has one number per panel");
+        }
+        told = out.data();
+    }
     const nb::gil_scoped_release free;
-    pack_rows(pool, weight, part, first_row, {n_out, data.data(), data.stride(0)});
+    pack_rows(pool, weight, source, first_row, {n_out, data.data(), data.stride(0)}, told);
 }
 
 void unpack_weight(Pool& pool, const Weight& weight, OutMatrix<float> out) {
@@ -113,8 +133,13 @@ void set_offsets(int64_t (&to)[FORM_COUNT], const std::vector<int64_t>& offsets)
 
 using Offsets = std::vector<int64_t>;
 
-Factor make_factor(std::shared_ptr<Weight> weight, std::vector<int> forms) {
-    if (forms.size() != weight->parts.size()) throw nb::value_error("a weight has one form per part");
+// `wanted`: the form of each source.
+Factor make_factor(std::shared_ptr<Weight> weight, const std::vector<int>& wanted) {
+    if (static_cast<int>(wanted.size()) != weight->source.back() + 1) {
+        throw nb::value_error("a weight has one form per part");
+    }
+    std::vector<int> forms;
+    for (const int source : weight->source) forms.push_back(wanted[source]);
     const Kernels& table = kernels();
     for (size_t part = 0; part < forms.size(); ++part) {
         const int kind = weight->parts[part].kind;
@@ -122,7 +147,7 @@ Factor make_factor(std::shared_ptr<Weight> weight, std::vector<int> forms) {
                            (forms[part] == FORM_INT16 && table.linear_int16[kind]);
         if (!known) throw nb::value_error((std::string(kKinds[kind].name) + " has no product in this form").c_str());
     }
-    return {std::move(weight), std::move(forms), {}, {}};
+    return {std::move(weight), std::move(forms), {}, {}, {}};
 }
 
 Instruction product(Op op, const Offsets& in, int64_t out, std::shared_ptr<Weight> weight, std::vector<int> forms) {
@@ -339,6 +364,34 @@ nb::tuple read_roofline(Pool& pool) {
                           nb::make_tuple(operations[FORM_FLOAT], operations[FORM_INT8], operations[FORM_INT16]));
 }
 
+// One phase of `starts` and `times` (Pool::each_nearby; each_local where `local`) of which the workers `absent` take
+// nothing: who did each item, after how many others, and how often it was done.
+void trace_phase(Pool& pool, const std::vector<int>& starts, int times, bool local, const std::vector<int>& absent,
+                 OutMatrix<int32_t> out) {
+    if (static_cast<int>(starts.size()) != pool.nodes() + 1 || static_cast<int>(out.shape(1)) != 3 ||
+        static_cast<int64_t>(out.shape(0)) != int64_t{starts.back()} * times) {
+        throw nb::value_error("trace_phase: `out` must be [items * times, 3]");
+    }
+    int32_t* rows = out.data();
+    std::atomic<int32_t> done{0};
+    const nb::gil_scoped_release free;
+    pool.run([&](int worker) {
+        const auto tell = [&](int item, int time) {
+            int32_t* row = rows + (int64_t{time} * starts.back() + item) * 3;
+            row[0] = worker;
+            row[1] = done.fetch_add(1);
+            std::atomic_ref<int32_t>(row[2]).fetch_add(1);
+        };
+        if (std::find(absent.begin(), absent.end(), worker) != absent.end()) {
+            pool.barrier();
+        } else if (local) {
+            pool.each_local(starts, worker, [&](int item, int) { tell(item, 0); });
+        } else {
+            pool.each_nearby(starts, times, worker, tell);
+        }
+    });
+}
+
 void copy_blocks(KVCache& cache, int group, Matrix<int32_t> pairs) {
     const nb::gil_scoped_release free;
     for (size_t i = 0; i < pairs.shape(0); ++i) cache.copy_block(group, pairs.data()[2 * i], pairs.data()[2 * i + 1]);
@@ -455,7 +508,7 @@ void bind_program(nb::module_& m) {
         .def("headwise",
              [](Program& p, int64_t in, int64_t out, std::shared_ptr<Weight> weight, int heads) {
                  Instruction i = product(Op::Headwise, {in, kNone, kNone}, out, weight,
-                                         std::vector<int>(weight->parts.size(), FORM_FLOAT));
+                                         std::vector<int>(weight->source.back() + 1, FORM_FLOAT));
                  for (const Panels& part : i.factor.weight->parts) {
                      if (part.n_out % kColumns != 0) throw nb::value_error("headwise: a part has rows beyond a panel");
                  }
@@ -630,33 +683,57 @@ NB_MODULE(_native, m) {
     m.def("unpack", unpack_weight, nb::arg("pool"), nb::arg("weight"), nb::arg("out"));
     m.def("copy_blocks", copy_blocks);
     m.def("measure_roofline", read_roofline, nb::arg("pool"));
+    m.def("trace_phase", trace_phase, nb::arg("pool"), nb::arg("starts"), nb::arg("times"), nb::arg("local"),
+          nb::arg("absent"), nb::arg("out"));
 
     nb::class_<Pool>(m, "Pool")
-        .def("__init__",
-             [](Pool* self, int threads) {
-                 kernels();  // fails here, with a reason, on a CPU that lacks the instructions
-                 if (threads < 1 || threads > 1024) throw nb::value_error("threads must be between 1 and 1024");
-                 new (self) Pool(threads);
-             })
-        .def_prop_ro("threads", &Pool::threads);
+        .def(
+            "__init__",
+            [](Pool* self, int threads, std::vector<int> nodes, std::vector<std::vector<int>> cpus) {
+                kernels();  // fails here, with a reason, on a CPU that lacks the instructions
+                if (threads < 1 || threads > 1024) throw nb::value_error("threads must be between 1 and 1024");
+                if (nodes.empty()) nodes.resize(threads);
+                const auto [least, most] = std::minmax_element(nodes.begin(), nodes.end());
+                if (static_cast<int>(nodes.size()) != threads || *least < 0 || *most >= threads) {
+                    throw nb::value_error("nodes: one for each thread, numbered from 0");
+                }
+                if (!cpus.empty() && static_cast<int>(cpus.size()) != *most + 1) {
+                    throw nb::value_error("cpus: some for each node");
+                }
+                new (self) Pool(std::move(nodes), std::move(cpus));
+            },
+            nb::arg("threads"), nb::arg("nodes") = std::vector<int>{},
+            nb::arg("cpus") = std::vector<std::vector<int>>{})
+        .def_prop_ro("threads", &Pool::threads)
+        .def_prop_ro("nodes", &Pool::nodes);
     nb::class_<Store>(m, "Store").def(nb::init<>());
     nb::class_<Weight>(m, "Weight")
         .def_ro("n_out", &Weight::n_out)
         .def_ro("n_in", &Weight::n_in)
-        .def_ro("bytes", &Weight::bytes);
-    m.def("allocate", allocate_weight, nb::arg("store"), nb::arg("parts"), nb::arg("n_in"));
-    m.def("pack", pack_part, nb::arg("pool"), nb::arg("weight"), nb::arg("part"), nb::arg("first_row"),
-          nb::arg("stored"));
+        .def_ro("bytes", &Weight::bytes)
+        .def_prop_ro("owners", [](const Weight& weight) {
+            std::vector<std::pair<int, int>> owners;
+            for (size_t part = 0; part < weight.parts.size(); ++part) {
+                owners.emplace_back(weight.first[part], weight.node[part]);
+            }
+            return owners;
+        });
+    m.def("allocate", allocate_weight, nb::arg("pool"), nb::arg("store"), nb::arg("parts"), nb::arg("n_in"));
+    m.def("touch_pages", touch_pages, nb::arg("pool"), nb::arg("weight"), nb::arg("part"),
+          nb::call_guard<nb::gil_scoped_release>());
+    m.def("pack", pack_source, nb::arg("pool"), nb::arg("weight"), nb::arg("part"), nb::arg("first_row"),
+          nb::arg("stored"), nb::arg("packers") = nb::none());
     nb::class_<KVCache>(m, "KVCache")
         .def(
             "__init__",
             [](KVCache* self, int kv_heads, int head_dim, int latent, const std::string& dtype, int block_size,
                const std::vector<int>& blocks, const std::vector<int>& group_of,
-               const std::vector<std::vector<float>>& scales) {
-                new (self) KVCache(kv_heads, head_dim, latent, cache_type(dtype), block_size, blocks, group_of, scales);
+               const std::vector<std::vector<float>>& scales, const std::vector<int>& memory_nodes) {
+                new (self) KVCache(kv_heads, head_dim, latent, cache_type(dtype), block_size, blocks, group_of, scales,
+                                   memory_nodes);
             },
             nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("latent"), nb::arg("dtype"), nb::arg("block_size"),
-            nb::arg("blocks"), nb::arg("group_of"), nb::arg("scales"))
+            nb::arg("blocks"), nb::arg("group_of"), nb::arg("scales"), nb::arg("memory_nodes"))
         .def_prop_ro("bytes", &KVCache::bytes);
     bind_program(m);
     nb::class_<Model>(m, "Model")

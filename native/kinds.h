@@ -115,6 +115,8 @@ struct Panels {
     int n_out;
     int n_in;
     int kind;
+
+    int64_t bytes() const { return (n_out + kColumns - 1) / kColumns * panel_bytes; }
 };
 
 }  // namespace octavo

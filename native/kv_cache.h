@@ -13,9 +13,11 @@ namespace octavo {
 class KVCache {
 public:
     // Without values where `latent` is more than 0; see KVSpec in octavo/ops/contract.py. `scales`: of the keys of each
-    // head, then of the values, for each layer.
+    // head, then of the values, for each layer. `memory_nodes`: those of the system that the blocks are spread over,
+    // for any worker may read any block; empty: a page lies where it is first written.
     KVCache(int kv_heads, int head_dim, int latent, CacheType type, int block_size, const std::vector<int>& blocks,
-            const std::vector<int>& group_of, const std::vector<std::vector<float>>& scales)
+            const std::vector<int>& group_of, const std::vector<std::vector<float>>& scales,
+            const std::vector<int>& memory_nodes)
         : kv_heads(kv_heads),
           head_dim(head_dim),
           type(type),
@@ -34,6 +36,7 @@ public:
             total += blocks[group] * strides[group];
         }
         arena_ = Arena(total);
+        arena_.interleave(memory_nodes);
         for (size_t layer = 0; layer < group_of.size(); ++layer) {
             const float* own = scales_[layer].data();
             const int group = group_of[layer];

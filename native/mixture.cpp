@@ -63,13 +63,14 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
     const Place hidden = {m.hidden, m.inner, pairs};
     const int64_t only_floats[FORM_COUNT] = {m.hidden[FORM_FLOAT], kNone, kNone};
     const Place gated = {m.reordered ? only_floats : m.hidden, m.inner, pairs};
-    const int gated_tiles = count_blocks(m.inner, kTileColumns);
-    pool_->each(tasks * gated_tiles, worker, [&](int item, int) {
-        const ExpertTask& task = routes_.tasks[item / gated_tiles];
+    pool_->each_nearby(m.gate_up.front().starts, tasks, worker, [&](int item, int n) {
+        const ExpertTask& task = routes_.tasks[n];
+        const Factor& factor = m.gate_up[task.expert];
+        if (factor.tiles[item].columns == 0) return;
         const float* bias =
             m.gate_up_bias.empty() ? nullptr : m.gate_up_bias.data() + int64_t{2} * m.inner * task.expert;
-        gated_tile(m.gate_up[task.expert], given, gated, item % gated_tiles * kTileColumns, task.first, task.count,
-                   bias, i.activation, i.limit, buffer);
+        gated_tile(factor, given, gated, factor.tiles[item], task.first, task.count, bias, i.activation, i.limit,
+                   buffer);
     });
 
     // Another order of columns, and the scale of int16, need the whole row, which no tile has.
@@ -90,12 +91,12 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
                     [&](int p, int) { pack_row({at, m.inner, pairs}, floats(m.hidden[FORM_FLOAT], p, m.inner), p); });
     }
 
-    pool_->each(tasks * m.down_tiles, worker, [&](int item, int) {
-        const ExpertTask& task = routes_.tasks[item / m.down_tiles];
+    pool_->each_nearby(m.down.front().starts, tasks, worker, [&](int item, int n) {
+        const ExpertTask& task = routes_.tasks[n];
         const Factor& factor = m.down[task.expert];
-        if (item % m.down_tiles >= static_cast<int>(factor.tiles.size())) return;
+        if (factor.tiles[item].columns == 0) return;
         const float* bias = m.down_bias.empty() ? nullptr : m.down_bias.data() + int64_t{i.out_width} * task.expert;
-        linear_tile(factor, hidden, factor.tiles[item % m.down_tiles], task.first, task.count,
+        linear_tile(factor, hidden, factor.tiles[item], task.first, task.count,
                     {bias, 1, kNone, 0, m.results, i.out_width}, buffer);
     });
 

@@ -1,5 +1,6 @@
 #include "pack.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace octavo {
@@ -300,34 +301,91 @@ Pack packer(const KindInfo& info) {
 
 }  // namespace
 
-std::shared_ptr<Weight> make_weight(Store& store, const std::vector<PartShape>& parts, int n_in) {
+std::shared_ptr<Weight> make_weight(const Pool& pool, Store& store, const std::vector<PartShape>& parts, int n_in) {
     auto weight = std::make_shared<Weight>();
     weight->n_in = n_in;
-    size_t total = 0;
-    std::vector<size_t> offsets;
-    for (const PartShape& part : parts) {
+    std::vector<int64_t> bytes(pool.nodes());  // of each node
+    std::vector<int64_t> offsets;
+    for (size_t source = 0; source < parts.size(); ++source) {
+        const PartShape& part = parts[source];
         const KindInfo& info = kKinds[part.kind];
         const int64_t panel_bytes = int64_t{(n_in + info.unit() - 1) / info.unit()} * info.unit_bytes();
-        const int64_t panels = (part.n_out + kColumns - 1) / kColumns;
-        offsets.push_back(total);
-        weight->parts.push_back({nullptr, panel_bytes, part.n_out, n_in, part.kind});
-        weight->first.push_back(weight->n_out);
-        weight->n_out += part.n_out;
-        total += (panels * panel_bytes + 63) / 64 * 64;
+        const int tiles = (part.n_out + kTileColumns - 1) / kTileColumns;
+        for (int node = 0; node < pool.nodes(); ++node) {
+            const int from = pool.first_owned(node, tiles) * kTileColumns;
+            const int n_out = std::min(pool.first_owned(node + 1, tiles) * kTileColumns, part.n_out) - from;
+            if (n_out <= 0) continue;
+            offsets.push_back(bytes[node]);
+            weight->parts.push_back({nullptr, panel_bytes, n_out, n_in, part.kind});
+            weight->first.push_back(weight->n_out);
+            weight->node.push_back(node);
+            weight->source.push_back(static_cast<int>(source));
+            weight->n_out += n_out;
+            bytes[node] += (weight->parts.back().bytes() + 63) / 64 * 64;
+        }
     }
-    weight->bytes = total;
-    weight->data = store.take(total);
-    for (size_t i = 0; i < parts.size(); ++i) weight->parts[i].data = weight->data.get() + offsets[i];
+    for (int node = 0; node < pool.nodes(); ++node) {
+        weight->bytes += bytes[node];
+        weight->data.push_back(store.take(bytes[node], node));
+    }
+    for (size_t i = 0; i < weight->parts.size(); ++i) {
+        weight->parts[i].data = weight->data[weight->node[i]].get() + offsets[i];
+    }
     return weight;
 }
 
-void pack_rows(Pool& pool, const Weight& weight, int part, int first_row, const StoredRows& rows) {
-    const Panels& panels = weight.parts[part];
-    const Pack pack = packer(kKinds[panels.kind]);
-    uint8_t* begin = weight.data.get() + (panels.data - weight.data.get()) + first_row / kColumns * panels.panel_bytes;
+void touch_pages(Pool& pool, const Weight& weight, int source) {
+    if (pool.nodes() == 1) return;
+    constexpr int64_t kPage = 4096;
+    struct Piece {
+        uint8_t* data;
+        int64_t bytes;
+    };
+    std::vector<Piece> pieces;  // of which each node has as many as it has workers, so that all take part
+    std::vector<int> starts = {0};
+    for (int node = 0; node < pool.nodes(); ++node) {
+        for (size_t part = 0; part < weight.parts.size(); ++part) {
+            if (weight.source[part] != source || weight.node[part] != node) continue;
+            const int64_t bytes = weight.parts[part].bytes();
+            const int64_t step = bytes / pool.workers(node) + 1;
+            uint8_t* memory = weight.data[node].get();
+            uint8_t* data = memory + (weight.parts[part].data - memory);
+            for (int64_t at = 0; at < bytes; at += step) pieces.push_back({data + at, std::min(step, bytes - at)});
+        }
+        starts.push_back(static_cast<int>(pieces.size()));
+    }
     pool.run([&](int worker) {
-        pool.each((rows.n_out + kColumns - 1) / kColumns, worker,
-                  [&](int panel, int) { pack(panels, rows, panel, begin + panel * panels.panel_bytes); });
+        pool.each_local(starts, worker, [&](int n, int) {
+            for (int64_t at = 0; at < pieces[n].bytes; at += kPage) {
+                static_cast<volatile uint8_t*>(pieces[n].data)[at] = 0;
+            }
+        });
+    });
+}
+
+void pack_rows(Pool& pool, const Weight& weight, int source, int first_row, const StoredRows& rows, int32_t* packers) {
+    const auto of_source = std::equal_range(weight.source.begin(), weight.source.end(), source);
+    const size_t begin = of_source.first - weight.source.begin();
+    const size_t end = of_source.second - weight.source.begin();
+    const Pack pack = packer(kKinds[weight.parts[begin].kind]);
+    const int panels = (rows.n_out + kColumns - 1) / kColumns;
+    const auto first_panel = [&](size_t part) {  // among those of `rows`; nodes own them in ascending order
+        return (weight.first[part] - weight.first[begin] - first_row) / kColumns;
+    };
+    std::vector<int> starts(pool.nodes() + 1, panels);
+    for (size_t part = end; part-- > begin;) {
+        const int node = std::min(weight.node[part], pool.nodes() - 1);
+        std::fill(starts.begin(), starts.begin() + node + 1, std::clamp(first_panel(part), 0, panels));
+    }
+    pool.run([&](int worker) {
+        pool.each_local(starts, worker, [&](int panel, int) {
+            size_t part = begin;
+            while (part + 1 < end && first_panel(part + 1) <= panel) ++part;
+            const Panels& own = weight.parts[part];
+            uint8_t* memory = weight.data[weight.node[part]].get();
+            pack(own, rows, panel, memory + (own.data - memory) + (panel - first_panel(part)) * own.panel_bytes);
+            if (packers != nullptr) packers[panel] = worker;
+        });
     });
 }
 

@@ -17,13 +17,17 @@ struct StoredRows {
     int64_t row_stride;
 };
 
+// The panels of a matrix that one node owns, and that lie in its memory, are a part of their own: each of the parts
+// that a weight is made of is cut between nodes, at whole work items.
 struct Weight {
     int n_out = 0;
     int n_in = 0;
     std::vector<Panels> parts;
-    std::vector<int> first;  // first output column of each part
+    std::vector<int> first;   // first output column of each part
+    std::vector<int> node;    // that owns each part
+    std::vector<int> source;  // which of the parts that the weight was made of each is cut from
     size_t bytes = 0;
-    std::shared_ptr<uint8_t> data;
+    std::vector<std::shared_ptr<uint8_t>> data;  // of each node
 };
 
 struct PartShape {
@@ -31,11 +35,16 @@ struct PartShape {
     int n_out;
 };
 
-// A weight whose panels are there, and zero.
-std::shared_ptr<Weight> make_weight(Store& store, const std::vector<PartShape>& parts, int n_in);
+// A weight whose panels are there, zero, and owned by the nodes of the pool.
+std::shared_ptr<Weight> make_weight(const Pool& pool, Store& store, const std::vector<PartShape>& parts, int n_in);
 
-// Puts rows of a part, from `first_row` on (a multiple of kColumns), into their panels. Lossless: the stored integers
-// and scales, re-ordered.
-void pack_rows(Pool& pool, const Weight& weight, int part, int first_row, const StoredRows& rows);
+// Writes to every page of a source, which must be zero still, from a worker of the node that owns it, so that it lies
+// there whoever packs. With one node there is nothing to do.
+void touch_pages(Pool& pool, const Weight& weight, int source);
+
+// Puts rows of a source, from `first_row` on (a multiple of kColumns), into their panels. Lossless: the stored integers
+// and scales, re-ordered. A panel is packed by a worker of the node that owns it, which `packers`, where it is not
+// null, tells for each panel of these rows.
+void pack_rows(Pool& pool, const Weight& weight, int source, int first_row, const StoredRows& rows, int32_t* packers);
 
 }  // namespace octavo

@@ -176,15 +176,17 @@ Roofline measure_roofline(Pool& pool) {
     {
         const Arena memory(kReadBytes);
         const int pieces = static_cast<int>(kReadBytes / kPieceBytes);
+        std::vector<int> starts;  // of each node: read as weights are
+        for (int node = 0; node <= pool.nodes(); ++node) starts.push_back(pool.first_owned(node, pieces));
         pool.run([&](int worker) {  // pages that nobody has written are one and the same
-            pool.each(pieces, worker, [&](int piece, int) {
+            pool.each_local(starts, worker, [&](int piece, int) {
                 std::memset(memory.data() + piece * kPieceBytes, piece + 1, kPieceBytes);
             });
         });
         const double seconds = shortest([&] {
             pool.run([&](int worker) {
-                pool.each(pieces, worker,
-                          [&](int piece, int) { table.read(memory.data() + piece * kPieceBytes, kPieceBytes); });
+                pool.each_nearby(starts, 1, worker,
+                                 [&](int piece, int) { table.read(memory.data() + piece * kPieceBytes, kPieceBytes); });
             });
         });
         found.bytes_per_second = kReadBytes / seconds;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace octavo {
@@ -30,12 +31,59 @@ void add_tiles(const Weight& weight, int first, int end, std::vector<Tile>& tile
     }
 }
 
+// Puts the tiles of a node's panels together.
+void sort_tiles(const Pool& pool, Factor& factor) {
+    const auto node = [&](const Tile& tile) { return std::min(factor.weight->node[tile.part], pool.nodes() - 1); };
+    std::stable_sort(factor.tiles.begin(), factor.tiles.end(),
+                     [&](const Tile& a, const Tile& b) { return node(a) < node(b); });
+    factor.starts.assign(pool.nodes() + 1, 0);
+    for (const Tile& tile : factor.tiles) ++factor.starts[node(tile) + 1];
+    std::partial_sum(factor.starts.begin(), factor.starts.end(), factor.starts.begin());
+}
+
 // What a work item computes lies within one head (of 1, but for headwise products).
-std::vector<Tile> tiles_of(const Weight& weight, int heads) {
-    std::vector<Tile> tiles;
-    const int columns = weight.n_out / heads;
-    for (int head = 0; head < heads; ++head) add_tiles(weight, head * columns, (head + 1) * columns, tiles);
-    return tiles;
+void cut(const Pool& pool, int heads, Factor& factor) {
+    const int columns = factor.weight->n_out / heads;
+    for (int head = 0; head < heads; ++head) {
+        add_tiles(*factor.weight, head * columns, (head + 1) * columns, factor.tiles);
+    }
+    sort_tiles(pool, factor);
+}
+
+// The columns of the result by 32. Where the gate begins at a panel and the other half is a matrix like it, both have
+// the same owner.
+void cut_gated(const Pool& pool, Factor& factor) {
+    const Weight& weight = *factor.weight;
+    const int inner = weight.n_out / 2;
+    int part = 0;
+    for (int column = 0; column < inner; column += kTileColumns) {
+        while (column >= weight.first[part] + weight.parts[part].n_out) ++part;
+        const int columns = std::min(kTileColumns, inner - column);
+        const int panel = (column - weight.first[part]) / kColumns;
+        factor.tiles.push_back({part, panel, count_blocks(columns, kColumns), column, columns});
+    }
+    sort_tiles(pool, factor);
+}
+
+// Experts may be made of different parts. All get as many tiles of a node as that with the most; those that one does
+// not have, have no columns.
+void even_out(std::vector<Factor>& experts) {
+    std::vector<int> most(experts.front().starts.size());
+    for (const Factor& factor : experts) {
+        for (size_t node = 1; node < most.size(); ++node) {
+            most[node] = std::max(most[node], factor.starts[node] - factor.starts[node - 1]);
+        }
+    }
+    std::partial_sum(most.begin(), most.end(), most.begin());
+    for (Factor& factor : experts) {
+        std::vector<Tile> tiles(most.back());
+        for (size_t node = 0; node + 1 < most.size(); ++node) {
+            std::copy(factor.tiles.begin() + factor.starts[node], factor.tiles.begin() + factor.starts[node + 1],
+                      tiles.begin() + most[node]);
+        }
+        factor.tiles = std::move(tiles);
+        factor.starts = most;
+    }
 }
 
 const float* some(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
@@ -73,16 +121,20 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KVCache> cache, int
 void Program::add(Instruction instruction) {
     const bool embeds = instruction.op == Op::Embed || instruction.op == Op::EmbedPositions;
     Factor& factor = instruction.factor;
-    if (factor.weight && !embeds) factor.tiles = tiles_of(*factor.weight, instruction.heads);
+    if (instruction.op == Op::Gated) {
+        cut_gated(*pool_, factor);
+    } else if (factor.weight && !embeds) {
+        cut(*pool_, instruction.heads, factor);
+    }
     if (!factor.weight || embeds) {  // a row that only its integer forms are made of
         scratch_floats_ = std::max<int64_t>(scratch_floats_, kFloatScratch + instruction.out_width);
     }
     if (instruction.op == Op::Experts) {
         auto mixture = std::make_shared<Mixture>(*instruction.mixture);
-        for (Factor& down : mixture->down) {
-            down.tiles = tiles_of(*down.weight, 1);
-            mixture->down_tiles = std::max(mixture->down_tiles, static_cast<int>(down.tiles.size()));
-        }
+        for (Factor& gate_up : mixture->gate_up) cut_gated(*pool_, gate_up);
+        for (Factor& down : mixture->down) cut(*pool_, 1, down);
+        even_out(mixture->gate_up);
+        even_out(mixture->down);
         const Router& router = mixture->router;
         routes_.reserve(mixture->pass_rows * router.top_k, router.experts);
         const int row = mixture->reordered ? std::max(instruction.width, mixture->inner) : instruction.width;
@@ -109,13 +161,29 @@ void Program::add(Instruction instruction) {
 
 void Program::reserve_scratch() {
     scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;  // workers share no cache line
-    scratch_ = Arena(scratch_floats_ * sizeof(float) * pool_->threads());
+    scratch_.clear();
+    scratch_of_.assign(pool_->threads(), nullptr);
+    for (int node = 0; node < pool_->nodes(); ++node) {
+        scratch_.emplace_back(scratch_floats_ * sizeof(float) * pool_->workers(node));
+        float* next = reinterpret_cast<float*>(scratch_.back().data());
+        for (int worker = 0; worker < pool_->threads(); ++worker) {
+            if (pool_->node_of(worker) != node) continue;
+            scratch_of_[worker] = next;
+            next += scratch_floats_;
+        }
+    }
     if (attend_shapes_.empty() || pool_->threads() == 1) return;
     int64_t largest = 0;
     for (const HeadShape& shape : attend_shapes_) {
         largest = std::max(largest, attend_partial(shape.heads, attend_width(shape)));
     }
     partials_ = Arena(kSharedTokens / kChunkTokens * largest * sizeof(float));
+}
+
+size_t Program::bytes() const {
+    size_t bytes = arena_.size() + partials_.size();
+    for (const Arena& scratch : scratch_) bytes += scratch.size();
+    return bytes;
 }
 
 void Program::run(const Batch& batch, int rows, int worker) {
@@ -242,11 +310,9 @@ void Program::step(const Instruction& i, const Context& c) {
         case Op::Headwise:
         case Op::Linear:
         case Op::Logits: {
-            const int tiles = static_cast<int>(i.factor.tiles.size());
             const LinearEnd end = {some(i.first), i.scale, i.residual, i.softcap, i.out[FORM_FLOAT], i.out_width};
-            pool_->share(tiles * blocks, [&](int item) {
-                const int block = item / tiles;
-                const Tile& tile = i.factor.tiles[item % tiles];
+            pool_->share_nearby(i.factor.starts, blocks, c.worker, [&](int item, int block) {
+                const Tile& tile = i.factor.tiles[item];
                 if (i.op == Op::Headwise) {
                     headwise_tile(i, tile, block * kRowBlock, rows_of(block), buffer);
                 } else {
@@ -255,15 +321,12 @@ void Program::step(const Instruction& i, const Context& c) {
             });
             break;
         }
-        case Op::Gated: {
-            const int tiles = count_blocks(i.out_width, kTileColumns);
-            pool_->share(tiles * blocks, [&](int item) {
-                const int block = item / tiles;
-                gated_tile(i.factor, in_place, out_place, item % tiles * kTileColumns, block * kRowBlock,
-                           rows_of(block), some(i.first), i.activation, i.limit, buffer);
+        case Op::Gated:
+            pool_->share_nearby(i.factor.starts, blocks, c.worker, [&](int item, int block) {
+                gated_tile(i.factor, in_place, out_place, i.factor.tiles[item], block * kRowBlock, rows_of(block),
+                           some(i.first), i.activation, i.limit, buffer);
             });
             break;
-        }
         case Op::Experts:
             mixture(i, c);
             break;
@@ -383,9 +446,10 @@ void Program::gather_columns(const Factor& factor, const Place& x, int column, i
     }
 }
 
-void Program::gated_tile(const Factor& factor, const Place& x, const Place& out, int column, int row, int rows,
+void Program::gated_tile(const Factor& factor, const Place& x, const Place& out, const Tile& tile, int row, int rows,
                          const float* bias, int activation, float limit, float* buffer) const {
-    const int columns = std::min(kTileColumns, out.width - column);
+    const int column = tile.column;
+    const int columns = tile.columns;
     float* gates = buffer + kFloatScratch + int64_t{kRowBlock} * kWide;
     float* ups = gates + int64_t{kRowBlock} * kWide;
     gather_columns(factor, x, column, columns, row, rows, gates, buffer);

@@ -60,8 +60,9 @@ constexpr int64_t kNone = -1;
 // A weight as a product takes it.
 struct Factor {
     std::shared_ptr<Weight> weight;
-    std::vector<int> forms;  // of each part
-    std::vector<Tile> tiles;
+    std::vector<int> forms;        // of each part
+    std::vector<Tile> tiles;       // of a gated product: of the gate, with the columns of the result
+    std::vector<int> starts;       // tiles [starts[n], starts[n + 1]) are of panels that node n owns
     std::vector<int32_t> columns;  // of an expert: element j of its input is columns[j] of the row; empty: it is j
 };
 
@@ -87,11 +88,10 @@ struct LinearEnd {
 struct Mixture {
     Router router{};
     std::vector<float> correction;
-    std::vector<Factor> gate_up;
-    std::vector<Factor> down;
+    std::vector<Factor> gate_up;  // each with as many tiles of a node as any other, of which some may have no columns
+    std::vector<Factor> down;     // as gate_up
     std::vector<float> gate_up_bias;
     std::vector<float> down_bias;
-    int down_tiles = 0;  // of the expert with the most: parts may be cut differently
     int inner = 0;
     bool reordered = false;  // whether any of `down` has columns: `hidden` then has its floats
     int pass_rows = 0;
@@ -183,7 +183,7 @@ public:
     void run_timed(const Batch& batch, int rows, int worker, Laps& laps);
 
     uint8_t* arena() const { return arena_.data(); }
-    size_t bytes() const { return arena_.size() + scratch_.size() + partials_.size(); }
+    size_t bytes() const;
     const std::vector<Instruction>& instructions() const { return instructions_; }
     const std::vector<HeadShape>& attend_shapes() const { return attend_shapes_; }
     int64_t block_bytes() const { return cache_->block_bytes; }
@@ -204,7 +204,7 @@ private:
     const float* maybe(int64_t offset, int64_t row, int width) const {
         return offset == kNone ? nullptr : floats(offset, row, width);
     }
-    float* scratch(int worker) const { return reinterpret_cast<float*>(scratch_.data()) + worker * scratch_floats_; }
+    float* scratch(int worker) const { return scratch_of_[worker]; }
     Act8 act8(int64_t offset, int width, int64_t rows) const;
     Act16 act16(int64_t offset, int width, int64_t rows) const;
 
@@ -247,7 +247,7 @@ private:
     void linear_tile(const Factor& factor, const Place& x, const Tile& tile, int row, int rows, const LinearEnd& end,
                      float* buffer) const;
     // `bias` is that of all gate and up columns, or null.
-    void gated_tile(const Factor& factor, const Place& x, const Place& out, int column, int row, int rows,
+    void gated_tile(const Factor& factor, const Place& x, const Place& out, const Tile& tile, int row, int rows,
                     const float* bias, int activation, float limit, float* buffer) const;
     void gather_columns(const Factor& factor, const Place& x, int column, int columns, int row, int rows, float* out,
                         float* buffer) const;
@@ -263,8 +263,9 @@ private:
     std::shared_ptr<KVCache> cache_;
     const Kernels& kernels_;
     Arena arena_;
-    Arena scratch_;
-    Arena partials_;  // of contexts that several workers share
+    std::vector<Arena> scratch_;      // of the workers of each node, which are the first to write there
+    std::vector<float*> scratch_of_;  // each worker's
+    Arena partials_;                  // of contexts that several workers share
     int64_t scratch_floats_;
     std::vector<Instruction> instructions_;
     Routes routes_;

@@ -25,13 +25,25 @@ def noise_bits(
     seed: int, choice: int, position: int, ids: npt.NDArray[np.int64], out: npt.NDArray[np.uint32], /
 ) -> None: ...
 def exp(x: npt.NDArray[np.float32], out: npt.NDArray[np.float32], /) -> None: ...
-def allocate(store: Store, parts: Sequence[tuple[str, int]], n_in: int) -> Weight:
-    """Zero panels for parts of (kind, n_out). Raises ValueError for a kind without panels or rows of broken blocks,
-    MemoryError."""
+def allocate(pool: Pool, store: Store, parts: Sequence[tuple[str, int]], n_in: int) -> Weight:
+    """Zero panels for parts of (kind, n_out), of which each node of the pool owns a range. Raises ValueError for a kind
+    without panels or rows of broken blocks, MemoryError."""
 
-def pack(pool: Pool, weight: Weight, part: int, first_row: int, stored: Stored) -> None:
-    """Rows of a part, of its kind, from `first_row` (a multiple of 8) on. Raises ValueError when the data does not fit
-    kind and shape."""
+def touch_pages(pool: Pool, weight: Weight, part: int) -> None:
+    """Write to each page of a part that is still zero, from the node that owns it, so that it lies there whoever
+    packs."""
+
+def pack(
+    pool: Pool,
+    weight: Weight,
+    part: int,
+    first_row: int,
+    stored: Stored,
+    packers: npt.NDArray[np.int32] | None = None,
+) -> None:
+    """Rows of a part, of its kind, from `first_row` (a multiple of 8) on; the workers of a node pack what it owns.
+    `packers` [panels of these rows] is told who that was. Raises ValueError when the data does not fit kind and
+    shape."""
 
 def unpack(pool: Pool, weight: Weight, out: npt.NDArray[np.float32]) -> None:
     """Exact float32 values to `out` [n_out, n_in]."""
@@ -40,10 +52,22 @@ def copy_blocks(cache: KVCache, group: int, pairs: npt.NDArray[np.int32], /) -> 
 def measure_roofline(pool: Pool) -> tuple[float, tuple[float, float, float]]:
     """Bytes per second read from memory, and operations per second with inputs of each form; takes a second."""
 
+def trace_phase(
+    pool: Pool, starts: Sequence[int], times: int, local: bool, absent: Sequence[int], out: npt.NDArray[np.int32]
+) -> None:
+    """One phase of items [starts[n], starts[n + 1]) of each node n, each `times` times, of which the workers `absent`
+    take nothing. `out` [times * items, 3], zero before: who did each, after how many others, and how often it was done.
+    Others help where a node is late, unless the items are `local`."""
+
 class Pool:
-    def __init__(self, threads: int) -> None: ...
+    """`nodes`: the node of each thread, from 0 on (empty: all are of one). `cpus`: those that each node's threads are
+    bound to (empty: they are not). Raises ValueError."""
+
+    def __init__(self, threads: int, nodes: Sequence[int] = ..., cpus: Sequence[Sequence[int]] = ...) -> None: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def nodes(self) -> int: ...
 
 class Store:
     """Memory for weights, in huge pages."""
@@ -57,17 +81,24 @@ class Weight:
     def n_in(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+    @property
+    def owners(self) -> list[tuple[int, int]]:
+        """(first row, node that owns the rows from there on), in order."""
 
 class KVCache:
+    """`memory_nodes`: the system's numbers of the nodes that blocks are spread over (empty: where they are written)."""
+
     def __init__(
         self,
         kv_heads: int,
         head_dim: int,
         latent: int,
-        half: bool,
+        dtype: str,
         block_size: int,
         blocks: Sequence[int],
         group_of: Sequence[int],
+        scales: Sequence[Sequence[float]],
+        memory_nodes: Sequence[int],
     ) -> None: ...
     @property
     def bytes(self) -> int: ...

@@ -57,7 +57,7 @@ def collect(config: EngineConfig, root: Path = Path("/")) -> dict[str, dict[str,
             "kernels": _kernels,
             "cores": lambda: f"{os.cpu_count()} in the machine",
             "cores to use": lambda: _cores_to_use(root),
-            "NUMA nodes": lambda: _numa(root),
+            "NUMA nodes": lambda: _numa(config, root),
         },
         "memory": {
             "installed": lambda: _memory(root, "MemTotal"),
@@ -166,11 +166,20 @@ def _cores_to_use(root: Path) -> str:
     return f"{allowed.threads}: {allowed.reason}"
 
 
-def _numa(root: Path) -> Fact:
-    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
-    if not nodes:
-        return "not known"
-    return [f"{node.name.removeprefix('node')}: CPUs {(node / 'cpulist').read_text().strip()}" for node in nodes]
+def _numa(config: EngineConfig, root: Path) -> Fact:
+    """The CPUs of each node, and how many compute threads would work there."""
+    from octavo.devices.cpu.nodes import share_threads
+    from octavo.devices.cpu.threads import allowed_cpus
+
+    asked = environment_threads() if config.threads is None else config.threads
+    shares = {node.number: node.threads for node in share_threads(asked or allowed_cpus(root).threads, root)}
+    told = []
+    for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        number, cpus = int(folder.name[4:]), (folder / "cpulist").read_text().strip() or "none"
+        count = shares.get(number)
+        threads = "" if count is None else f", {count} thread" if count == 1 else f", {count} threads"
+        told.append(f"{number}: CPUs {cpus}{threads}")
+    return told or "not known"
 
 
 def _memory(root: Path, name: str) -> str:

@@ -273,9 +273,9 @@ NO_MEANING: tuple[NoMeaning, ...] = (
     NoMeaning(("--master-port",), "one", _SINGLE),
     NoMeaning(("--disable-custom-all-reduce",), "nothing", _SINGLE),
     NoMeaning(("--enable-dbo",), "nothing", _SINGLE),
-    NoMeaning(("--numa-bind",), "nothing", "bind the process with numactl, and set --threads"),
-    NoMeaning(("--numa-bind-nodes",), "several", "bind the process with numactl, and set --threads"),
-    NoMeaning(("--numa-bind-cpus",), "several", "bind the process with taskset, and set --threads"),
+    NoMeaning(("--numa-bind",), "nothing", "threads are bound to the NUMA nodes anyway"),
+    NoMeaning(("--numa-bind-nodes",), "several", "start the program with numactl --cpunodebind: threads follow it"),
+    NoMeaning(("--numa-bind-cpus",), "several", "start the program with taskset: threads follow it"),
     # -- cache
     NoMeaning(("--swap-space",), "one", f"{_RECOMPUTED}; the cache is sized with --kv-cache-memory-bytes"),
     NoMeaning(("--prefix-caching-hash-algo",), "one", "known beginnings are found by SHA-256"),

@@ -127,7 +127,8 @@ def test_a_machine_that_tells_nothing_fails_nothing(tmp_path: Path, monkeypatch:
     assert "cannot be told" in as_text(found)
 
 
-def test_another_machine(tmp_path: Path) -> None:
+def test_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 7})
     for name, text in {
         "etc/os-release": 'NAME="Debian"\nPRETTY_NAME="Debian 13"\n',
         "proc/cpuinfo": "processor\t: 0\nmodel name\t: Fast 9000\nflags\t\t: sse4_2 fpu amx_tile avx512_vnni\n",
@@ -147,7 +148,10 @@ def test_another_machine(tmp_path: Path) -> None:
     found = collect(EngineConfig(), tmp_path)
     assert found["system"]["os"] == "Debian 13"
     assert found["cpu"]["model"] == "Fast 9000" and found["cpu"]["instruction sets"] == "sse4_2 avx512_vnni amx_tile"
-    assert found["cpu"]["NUMA nodes"] == ["0: CPUs 0-3", "1: CPUs 4-7"]
+    assert found["cpu"]["NUMA nodes"] == ["0: CPUs 0-3, 1 thread", "1: CPUs 4-7, 0 threads"]
+    (tmp_path / "sys/devices/system/node/node1/cpulist").write_text("4-6\n")  # and CPU 7 is nowhere
+    nodes = collect(EngineConfig(), tmp_path)["cpu"]["NUMA nodes"]
+    assert nodes == ["0: CPUs 0-3", "1: CPUs 4-6"]
     assert str(found["cpu"]["cores to use"]).startswith("1: ")
     assert found["memory"] == {
         "installed": "4.0 GiB",

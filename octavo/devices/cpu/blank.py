@@ -16,6 +16,6 @@ class BlankDevice(CpuDevice):
         """Raises ValueError for shapes that a format does not have, MemoryError."""
         kinds = tuple(multiplied_as(part.kind) for part in parts)
         shapes = [(kind, part.n_out) for kind, part in zip(kinds, parts, strict=True)]
-        allocated = self.native.allocate(self.store, shapes, parts[0].n_in)
+        allocated = self.native.allocate(self.pool, self.store, shapes, parts[0].n_in)
         self.weight_bytes += allocated.bytes
         return CpuWeight(allocated, kinds)

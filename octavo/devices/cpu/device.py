@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
 
 from octavo.devices.cpu.native import load_native
+from octavo.devices.cpu.nodes import share_threads
 from octavo.devices.cpu.recorder import PANEL, Activations, CpuArray, CpuWeight, Recorder, row_vector
 from octavo.devices.cpu.threads import AllowedCpus, allowed_cpus
 from octavo.ops.check import check_batch, check_cache, check_copies, check_parts, check_sampling
@@ -33,6 +35,10 @@ HEAD_ROWS = 32
 class CpuDevice:
     """`Device` of the contract on `threads` threads (worker 0 is the caller); None takes all that are allowed.
 
+    On a machine of several NUMA nodes the threads are bound to these, and each node's threads own a share of every
+    matrix, which lies in the node's memory. `nodes` states the node of each thread, from 0 on, instead: nothing is
+    bound then, and the machine need not have them (tests).
+
     `activations` fixes how the inputs of products with quantized weights are rounded: "float32" not at all, "int16" to
     16 bits per row, "int8" to 8 bits in groups of 32 (8-bit weights and logits stay at 16). Raises DeviceUnavailable
     where the native kernels cannot run.
@@ -40,17 +46,31 @@ class CpuDevice:
 
     name = "cpu"
 
-    def __init__(self, threads: int | None = None, activations: Activations = "float32") -> None:
+    def __init__(
+        self, threads: int | None = None, activations: Activations = "float32", nodes: Sequence[int] | None = None
+    ) -> None:
         if activations not in get_args(Activations):
             raise ValueError(f"activations {activations!r} must be one of {', '.join(get_args(Activations))}")
         self.activations = activations
         self.native: Any = load_native()
         allowed = allowed_cpus() if threads is None else AllowedCpus(threads, "it was asked for")
         self.threads = allowed.threads
-        self.pool = self.native.Pool(self.threads)
+        used = [node for node in share_threads(self.threads) if node.threads]
+        self.memory_nodes: list[int] = []
+        """The system's numbers of the nodes whose memory is used; empty where it has but one."""
+        if nodes is not None:
+            self.pool = self.native.Pool(self.threads, list(nodes))
+        elif len(used) > 1:
+            self.memory_nodes = [node.number for node in used]
+            of_each = [i for i, node in enumerate(used) for _ in range(node.threads)]
+            self.pool = self.native.Pool(self.threads, of_each, [node.cpus for node in used])
+        else:
+            self.pool = self.native.Pool(self.threads)
         noun = "thread" if self.threads == 1 else "threads"
+        shares = ", ".join(f"{node.threads} on node {node.number}" for node in used)
         self.notes: tuple[str, ...] = (
             f"{self.threads} {noun} because {allowed.reason}",
+            *([f"threads of the NUMA nodes: {shares}"] if self.memory_nodes else []),
             f"{self.native.kernels()} kernels",
         )
         """What start-up should say about the device."""
@@ -67,7 +87,7 @@ class CpuDevice:
             parts, columns = [in_order(part) for part in parts], None
         kinds = tuple(multiplied_as(part.kind) for part in parts)
         shapes = [(kind, part.n_out) for kind, part in zip(kinds, parts, strict=True)]
-        packed = self.native.allocate(self.store, shapes, parts[0].n_in)
+        packed = self.native.allocate(self.pool, self.store, shapes, parts[0].n_in)
         for i, part in enumerate(parts):
             if kinds[i] == part.kind:
                 self.native.pack(self.pool, packed, i, 0, part)
@@ -78,6 +98,7 @@ class CpuDevice:
 
     def _rewrite(self, packed: Any, i: int, part: Stored) -> None:
         """Pack a part in the format it is multiplied in: slab by slab, so that the memory it takes is bounded."""
+        self.native.touch_pages(self.pool, packed, i)
         step = slab_rows(part.n_in, PANEL)
 
         def pack(start: int) -> None:
@@ -100,7 +121,7 @@ class CpuDevice:
         return out
 
     def kv_cache(self, spec: KVSpec) -> CpuCache:
-        """Zero-filled; memory is taken as blocks are first written. Raises MemoryError."""
+        """Zero-filled; memory is taken as blocks are first written, from all nodes in turn. Raises MemoryError."""
         check_cache(spec)
         ones = KVScales((1.0,) * spec.kv_heads, (1.0,) * spec.kv_heads)
         native = self.native.KVCache(
@@ -112,6 +133,7 @@ class CpuDevice:
             spec.blocks,
             spec.group_of,
             [[*own.k, *own.v] for own in spec.scales or (ones,) * spec.layers],
+            self.memory_nodes,
         )
         return CpuCache(spec, native)
 

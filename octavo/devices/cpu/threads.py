@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,13 +23,18 @@ def allowed_cpus(root: Path = Path("/")) -> AllowedCpus:
     while there are any. `root` is where /proc and /sys are looked up.
     """
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = len({_core(cpu, root) & cpus for cpu in cpus})
-    where = f"{cores} {'core' if cores == 1 else 'cores'}" if cores < len(cpus) else _cpus(cores)
-    reason = f"the process may run on {where}" + (f" with {_cpus(len(cpus))}" if cores < len(cpus) else "")
+    count = cores(cpus, root)
+    where = f"{count} {'core' if count == 1 else 'cores'}" if count < len(cpus) else _cpus(count)
+    reason = f"the process may run on {where}" + (f" with {_cpus(len(cpus))}" if count < len(cpus) else "")
     quota = cgroup_cpus(root)
-    if quota is None or quota >= cores:
-        return AllowedCpus(cores, reason)
+    if quota is None or quota >= count:
+        return AllowedCpus(count, reason)
     return AllowedCpus(max(1, int(quota)), f"the cgroup quota is {quota:g} CPUs, and {reason}")
+
+
+def cores(cpus: Set[int], root: Path) -> int:
+    """How many cores `cpus` are on: their hyper-threads count once."""
+    return len({_core(cpu, root) & cpus for cpu in cpus})
 
 
 def _cpus(count: int) -> str:
@@ -39,15 +45,15 @@ def _core(cpu: int, root: Path) -> frozenset[int]:
     """The hyper-threads of the core that `cpu` is one of; `cpu` alone where the system does not say."""
     try:
         text = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-        return frozenset({cpu}.union(*(_range(part) for part in text.strip().split(","))))
+        return frozenset({cpu, *cpu_list(text)})
     except (OSError, ValueError):
         return frozenset({cpu})
 
 
-def _range(text: str) -> range:
-    """Of "4" or "4-7"."""
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
+def cpu_list(text: str) -> list[int]:
+    """Of a list as the system writes it: "0-3,8", or nothing. Raises ValueError."""
+    ends = [part.partition("-") for part in text.strip().split(",")] if text.strip() else []
+    return [cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)]
 
 
 def cgroup_cpus(root: Path) -> float | None:
