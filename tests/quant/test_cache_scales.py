@@ -75,7 +75,11 @@ def truth(original: Path, dtype: torch.dtype, layers: list[Scales]) -> Any:
 
 
 def assert_close(got: Any, want: Any) -> None:
-    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+    """Logits of most tokens to 2e-5. A key or value between two numbers of FP8 may be rounded to the other one, as
+    sums are taken in another order: tokens that read it differ a little more, much less than with other scales."""
+    errors = np.abs(got - want).max(-1) / np.abs(want).max()
+    assert np.median(errors) < 2e-5
+    assert errors.max() < 5e-4
 
 
 K, V = [0.02, 0.05], [0.004, 0.009]
