@@ -49,7 +49,8 @@ class Api:
 @pytest.fixture(scope="session")
 def _server() -> Iterator[tuple[str, ScriptEngine]]:
     engine = ScriptEngine()
-    with running(parts_of(engine)) as url:
+    # It lives as long as the tests: what it logged now and then would be found by those that read the log.
+    with running(parts_of(engine), disable_log_stats=True) as url:
         yield url, engine
 
 

@@ -138,6 +138,7 @@ OF_OTHERS = {
     *("--max-batch-size", "--max-batch-prefill-tokens", "--quantize", "--max-best-of", "--max-top-n-tokens"),
     *("--num-shard", "--sharded", "--json-output", "--otlp-endpoint", "--huggingface-hub-cache"),  # of TGI's launcher
     *("--cpus", "--memory", "--read-only", "--tmpfs", "--profile"),  # of docker
+    *("--cpuset-cpus", "--cap-add", "--cpunodebind", "--membind", "--interleave"),  # of docker and numactl
     "--help",
 }
 COMMANDS = (
