@@ -28,7 +28,8 @@ is installed, `octavo models experts` those with a word in it.
 octavo models SmolLM3
 ```
 
-Each is tested against transformers in float32: logits within 2e-4, or 3e-5 of the largest, on random weights, greedy tokens equal, the same bits
+Each is tested against transformers in float32: logits within 2e-4, or 3e-5 of the largest, on random weights, greedy
+tokens equal, the same bits
 in every batch and however a prompt is cut; the same weights as a GGUF file where llama.cpp converts the architecture. A
 checkpoint with a tensor missing, left over or of another shape does not load, and neither does a config that asks for
 something that is not built: the error names the key. Weights may be stored in any format that
