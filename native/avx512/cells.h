@@ -91,6 +91,24 @@ inline void each_block(int rows, int most, const Work& work) {
     }
 }
 
+// Many rows meet two pairs of panels: OPEN cells of both at a time are unpacked into the nearest cache, then
+// tile(cells, first cell, their number, rows, first row) is called for blocks of at most `most` rows.
+template <int KIND, class Cell, int OPEN, class Tile>
+inline void each_tile(const PairOfPanels (&w)[2], int cells, int rows, int most, const Tile& tile) {
+    Cell open[OPEN][2];
+    for (int first = 0; first < cells; first += OPEN) {
+        const int count = cells - first < OPEN ? cells - first : OPEN;
+        for (int c = 0; c < count; ++c) {
+            for (int p = 0; p < 2; ++p) {
+                const PairPlace at = place_of<KIND>(w[p], first + c);
+                fetch_ahead<KIND>(at);
+                open[c][p].fill(at);
+            }
+        }
+        each_block(rows, most, [&](int size, int row) { tile(open, first, count, size, row); });
+    }
+}
+
 // Cuts a product into what few(pair, rows, first row, first column) and many(pairs, first column) make: blocks of at
 // most `most` rows, which unpack each cell anew, or all rows and 3 or 4 panels, which are unpacked once.
 template <class Few, class Many>

@@ -224,26 +224,6 @@ template <int KIND>
 constexpr TileFn<KIND> kTiles[3] = {tile<KIND, most_rows(KIND) - 2>, tile<KIND, most_rows(KIND) - 1>,
                                     tile<KIND, most_rows(KIND)>};
 
-// Columns of 3 or 4 panels.
-template <int KIND>
-void many_rows(const PairOfPanels (&w)[2], int cells, const Act8& x, int row, int rows, float* out, int64_t stride) {
-    OpenCell<KIND> open[kOpenCells][2];
-    for (int first = 0; first < cells; first += kOpenCells) {
-        const int count = cells - first < kOpenCells ? cells - first : kOpenCells;
-        for (int c = 0; c < count; ++c) {
-            for (int p = 0; p < 2; ++p) {
-                const PairPlace at = place_of<KIND>(w[p], first + c);
-                fetch_ahead<KIND>(at);
-                open[c][p].fill(at);
-            }
-        }
-        each_block(rows, most_rows(KIND), [&](int size, int r) {
-            kTiles<KIND>[size - most_rows(KIND) + 2](open, first, count, x, row + r, out + r* stride, stride,
-                                                     w[1].columns);
-        });
-    }
-}
-
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act8& x, int row, int rows, float* out, int64_t stride) {
     const int cells = w.n_in / kCell;
@@ -251,7 +231,11 @@ void linear(const Panels& w, int panel, int count, const Act8& x, int row, int r
         kFewRows<KIND>[size - 1](pair, cells, x, row + first, out + first* stride + column, stride);
     };
     const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
-        many_rows<KIND>(pairs, cells, x, row, rows, out + column, stride);
+        const auto tile = [&](const OpenCell<KIND>(*open)[2], int first, int count, int size, int r) {
+            kTiles<KIND>[size - most_rows(KIND) + 2](open, first, count, x, row + r, out + column + r* stride, stride,
+                                                     pairs[1].columns);
+        };
+        each_tile<KIND, OpenCell<KIND>, kOpenCells>(pairs, cells, rows, most_rows(KIND), tile);
     };
     cut(w, panel, count, rows, most_few(KIND), few, many);
 }
