@@ -26,6 +26,7 @@ Kernels fill(Tier tier) {
     fill_linear_int16_avx512(table);
     fill_roofline_avx512(table);
     fill_rows_avx512(table);
+    fill_store_kv_avx512(table);
     fill_vocabulary_avx512(table);
     return table;
 }
@@ -36,6 +37,11 @@ const Kernels& kernels() {
     static const Kernels table = fill(kernel_tier());
     return table;
 }
+
+// A little more than a power of two: else the keys of all tokens of a lot would share one set of the first-level cache.
+int64_t store_stride(const HeadShape& shape) { return int64_t{shape.kv_heads} * shape.head_dim + 16; }
+
+int64_t store_scratch(const HeadShape& shape) { return (kStoreLot + 1) * store_stride(shape); }
 
 // The rows (tokens x query heads of a KV head) of an item share one conversion of K and V. What they take is to stay in
 // the second-level cache. Whole tiles of both six and eight rows where that is possible.

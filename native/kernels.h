@@ -94,7 +94,6 @@ struct LayerCache {
 
 // Where a token of a step lies in its sequence and in the cache.
 struct TokenPlace {
-    LayerCache cache;
     int block;
     int offset;  // in the block
     int position;
@@ -109,15 +108,17 @@ struct HeadNorm {
     bool after;
 };
 
-// The queries, keys and values of one token.
+// The queries, keys and values of some tokens, one row each.
 struct StoreItem {
     const float* qkv;     // [(heads + 2 * kv_heads) * head_dim]; q alone where nothing is stored
     const float* rotary;  // [2 * rotary_half]
     int rotary_half;
     HeadNorm norms[3];  // of q, k and v
-    TokenPlace place;
+    LayerCache cache;
+    const TokenPlace* places;
+    int tokens;
     float* q;        // [heads * head_dim]
-    float* scratch;  // 2 * kv_heads * head_dim
+    float* scratch;  // store_scratch() floats
 };
 
 // The same of latent attention, with n = shape.latent and r = head_dim - n.
@@ -128,9 +129,11 @@ struct LatentItem {
     const float* k_rope;    // [r]
     const float* rotary;    // [2 * rotary_half]
     int rotary_half;
-    TokenPlace place;
+    LayerCache cache;
+    const TokenPlace* places;
+    int tokens;
     float* q;        // [heads * head_dim]
-    float* scratch;  // head_dim
+    float* scratch;  // store_scratch() floats
 };
 
 // One work item of attention: consecutive tokens of one sequence, one KV head, all query heads that read it.
@@ -182,9 +185,9 @@ struct Kernels {
     void (*keep_top)(const float* x, float deviations, int width, float* out);
     void (*cap)(float* x, int64_t width, float softcap);  // softcap * tanh(x / softcap)
 
-    // Norms, clamps and turns the heads of a token, stores k and v, and writes q.
+    // Norms, clamps and turns the heads of tokens, stores k and v, and writes q.
     void (*store_kv)(const StoreItem&, const HeadShape&);
-    // Turns the queries and the key of a token of latent attention, stores the key and writes q.
+    // Turns the queries and the keys of tokens of latent attention, stores the keys and writes q.
     void (*store_latent)(const LatentItem&, const HeadShape&);
     void (*attend)(const AttendItem&, const HeadShape&);
     // The same in pieces, with the same bits: the partials of chunks [first, first + count), attend_partial() floats
@@ -217,6 +220,11 @@ struct Kernels {
 constexpr uint64_t kNoiseStep = 0x9E3779B97F4A7C15u;
 constexpr uint64_t kNoiseFactors[2] = {0xBF58476D1CE4E5B9u, 0x94D049BB133111EBu};
 
+constexpr int kStoreLot = 8;  // tokens whose keys are stored together where they lie side by side in a block
+
+int64_t store_stride(const HeadShape&);   // floats from the keys of a token to those of the next of a lot
+int64_t store_scratch(const HeadShape&);  // floats
+
 constexpr int kChunkTokens = 256;  // of the context; a partial softmax begins anew at each multiple
 
 int64_t attend_scratch(const HeadShape&);          // floats
@@ -239,6 +247,7 @@ void fill_linear_int16_avx512(Kernels&);
 void fill_linear_float_avx512(Kernels&);
 void fill_roofline_avx512(Kernels&);
 void fill_rows_avx512(Kernels&);
+void fill_store_kv_avx512(Kernels&);
 void fill_vocabulary_avx512(Kernels&);
 
 // The table of this process's tier (cpu_features.h); where a tier has no function of its own, that of the tier below.

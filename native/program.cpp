@@ -143,7 +143,7 @@ void Program::add(Instruction instruction) {
     }
     if (instruction.op == Op::StoreKV || instruction.op == Op::StoreLatent) {
         const HeadShape& shape = instruction.shape;
-        scratch_floats_ = std::max(scratch_floats_, int64_t{2} * shape.kv_heads * shape.head_dim);
+        scratch_floats_ = std::max(scratch_floats_, store_scratch(shape));
     }
     if (instruction.op == Op::Attend) {
         const auto cut_alike = [&](const HeadShape& shape) {
@@ -331,10 +331,8 @@ void Program::step(const Instruction& i, const Context& c) {
             mixture(i, c);
             break;
         case Op::StoreKV:
-            each_row(c.rows, c, [&](int r) { store_row(i, c, r, buffer); });
-            break;
         case Op::StoreLatent:
-            each_row(c.rows, c, [&](int r) { latent_row(i, c, r, buffer); });
+            each_run(c.rows, c, [&](int first, int end) { store_run(i, c, first, end, buffer); });
             break;
         case Op::Attend: {
             const int items = static_cast<int>(c.batch.attend[i.plan].pieces.size()) * i.shape.kv_heads;
@@ -470,47 +468,51 @@ void Program::gated_tile(const Factor& factor, const Place& x, const Place& out,
     }
 }
 
-TokenPlace Program::place_of(const Instruction& i, const Context& c, int row) const {
-    const BlockTable& table = c.batch.tables[i.group];
-    const int position = c.batch.positions[row];
-    const int32_t* ids = table.ids + c.batch.slots[c.batch.owner[row]] * table.columns;
-    return {cache_->layers[i.layer], ids[position / i.shape.block_size], position % i.shape.block_size, position};
+// The first row from `row` on where a run may begin: tokens whose keys can be stored together belong to one run.
+int Program::lot_begin(const Context& c, int row) const {
+    const Batch& batch = c.batch;
+    while (row > 0 && row < c.rows && batch.owner[row] == batch.owner[row - 1] &&
+           batch.positions[row] % kStoreLot != 0) {
+        ++row;
+    }
+    return std::min(row, c.rows);
 }
 
-void Program::store_row(const Instruction& i, const Context& c, int row, float* buffer) const {
+void Program::store_run(const Instruction& i, const Context& c, int row, int end, float* buffer) const {
+    const int first = lot_begin(c, row);
+    const int tokens = lot_begin(c, end) - first;
+    if (tokens == 0) return;
     const HeadShape& shape = i.shape;
-    const int heads = shape.heads + (shape.stores ? 2 * shape.kv_heads : 0);
-    StoreItem item{};
-    item.qkv = floats(i.in[FORM_FLOAT], row, heads * shape.head_dim);
-    if (i.rotary != kNone) {
-        item.rotary = floats(i.rotary, row, i.width);
-        item.rotary_half = i.width / 2;
+    const BlockTable& table = c.batch.tables[i.group];
+    static_assert(kBriefRows <= kMostRun);
+    TokenPlace places[kMostRun + kStoreLot - 1];
+    for (int t = 0; t < tokens; ++t) {
+        const int position = c.batch.positions[first + t];
+        const int32_t* ids = table.ids + c.batch.slots[c.batch.owner[first + t]] * table.columns;
+        places[t] = {ids[position / shape.block_size], position % shape.block_size, position};
     }
+    const float* rotary = i.rotary == kNone ? nullptr : floats(i.rotary, first, i.width);
+    const int half = i.rotary == kNone ? 0 : i.width / 2;
+    const LayerCache& cache = cache_->layers[i.layer];
+    float* q = floats(i.out[FORM_FLOAT], first, i.out_width);
+    if (i.op == Op::StoreLatent) {
+        const int rope = shape.head_dim - shape.latent;
+        const float* q_latent = floats(i.streams[0], first, shape.heads * shape.latent);
+        const float* q_rope = floats(i.streams[1], first, shape.heads * rope);
+        const float* latent = floats(i.streams[2], first, shape.latent);
+        const float* k_rope = floats(i.streams[3], first, rope);
+        kernels_.store_latent({q_latent, q_rope, latent, k_rope, rotary, half, cache, places, tokens, q, buffer},
+                              shape);
+        return;
+    }
+    const int heads = shape.heads + (shape.stores ? 2 * shape.kv_heads : 0);
+    const float* qkv = floats(i.in[FORM_FLOAT], first, heads * shape.head_dim);
+    StoreItem item = {qkv, rotary, half, {}, cache, places, tokens, q, buffer};
     for (int n = 0; n < 3; ++n) {
         item.norms[n] = i.norms[n].norm;
-        item.norms[n].weight = i.norms[n].weight.empty() ? nullptr : i.norms[n].weight.data();
+        item.norms[n].weight = some(i.norms[n].weight);
     }
-    item.place = place_of(i, c, row);
-    item.q = floats(i.out[FORM_FLOAT], row, i.out_width);
-    item.scratch = buffer;
     kernels_.store_kv(item, shape);
-}
-
-void Program::latent_row(const Instruction& i, const Context& c, int row, float* buffer) const {
-    const int latent = i.shape.latent;
-    const int rope = i.shape.head_dim - latent;
-    const LatentItem item = {
-        floats(i.streams[0], row, i.shape.heads * latent),
-        floats(i.streams[1], row, i.shape.heads * rope),
-        floats(i.streams[2], row, latent),
-        floats(i.streams[3], row, rope),
-        floats(i.rotary, row, i.width),
-        i.width / 2,
-        place_of(i, c, row),
-        floats(i.out[FORM_FLOAT], row, i.out_width),
-        buffer,
-    };
-    kernels_.store_latent(item, i.shape);
 }
 
 void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {

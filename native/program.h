@@ -16,6 +16,7 @@
 namespace octavo {
 
 constexpr int kRowBlock = 128;  // rows of a work item of a matrix product
+constexpr int kMostRun = 16;    // rows at most that a worker takes in a row, of ops that make one at a time
 
 inline int count_blocks(int n, int size) { return (n + size - 1) / size; }
 
@@ -221,15 +222,20 @@ private:
     }
     // Neighbouring rows lie in the same cache lines: of packed activations, and of a block's keys. A worker takes some
     // in a row, so that workers do not pull these lines from each other.
-    template <class Row>
-    void each_row(int rows, const Context& c, const Row& row) {
+    template <class Run>
+    void each_run(int rows, const Context& c, const Run& run) {
         if (c.alone) {
-            for (int r = 0; r < rows; ++r) row(r);
+            run(0, rows);
             return;
         }
-        const int run = std::clamp(rows / (2 * pool_->threads()), 1, 16);
-        pool_->share(count_blocks(rows, run), [&](int item) {
-            for (int r = item * run; r < std::min(rows, item * run + run); ++r) row(r);
+        const int length = std::clamp(rows / (2 * pool_->threads()), 1, kMostRun);
+        pool_->share(count_blocks(rows, length),
+                     [&](int item) { run(item * length, std::min(rows, item * length + length)); });
+    }
+    template <class Row>
+    void each_row(int rows, const Context& c, const Row& row) {
+        each_run(rows, c, [&](int first, int end) {
+            for (int r = first; r < end; ++r) row(r);
         });
     }
     template <class Row>
@@ -254,9 +260,8 @@ private:
     void mixture(const Instruction& i, const Context& c);
     int64_t expert_bytes(const Instruction& i, int rows) const;
     void mixture_pass(const Instruction& i, const Context& c, int first, int rows);
-    TokenPlace place_of(const Instruction& i, const Context& c, int row) const;
-    void latent_row(const Instruction& i, const Context& c, int row, float* buffer) const;
-    void store_row(const Instruction& i, const Context& c, int row, float* buffer) const;
+    int lot_begin(const Context& c, int row) const;
+    void store_run(const Instruction& i, const Context& c, int row, int end, float* buffer) const;
     void attend_item(const Instruction& i, const Context& c, int item, float* buffer) const;
 
     std::shared_ptr<Pool> pool_;

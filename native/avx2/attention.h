@@ -110,27 +110,6 @@ void copy_values(const AttendItem& item, const HeadShape& shape, int start, int 
     });
 }
 
-inline void transpose(__m256 (&rows)[8]) {
-    __m256 pairs[8];
-    for (int i = 0; i < 4; ++i) {
-        pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
-        pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
-    }
-    __m256 fours[8];
-    for (int i = 0; i < 2; ++i) {
-        for (int j = 0; j < 2; ++j) {
-            const __m256 a = pairs[4 * i + j];
-            const __m256 b = pairs[4 * i + 2 + j];
-            fours[4 * i + 2 * j] = _mm256_shuffle_ps(a, b, 0x44);
-            fours[4 * i + 2 * j + 1] = _mm256_shuffle_ps(a, b, 0xee);
-        }
-    }
-    for (int i = 0; i < 4; ++i) {
-        rows[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
-        rows[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
-    }
-}
-
 // The same where values are the first elements of the keys.
 template <int TYPE>
 void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {

@@ -37,6 +37,27 @@ inline float max_lanes(__m256 v) {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
+inline void transpose(__m256 (&rows)[8]) {
+    __m256 pairs[8];
+    for (int i = 0; i < 4; ++i) {
+        pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    __m256 fours[8];
+    for (int i = 0; i < 2; ++i) {
+        for (int j = 0; j < 2; ++j) {
+            const __m256 a = pairs[4 * i + j];
+            const __m256 b = pairs[4 * i + 2 + j];
+            fours[4 * i + 2 * j] = _mm256_shuffle_ps(a, b, 0x44);
+            fours[4 * i + 2 * j + 1] = _mm256_shuffle_ps(a, b, 0xee);
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+        rows[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+    }
+}
+
 // What templates over the width of vectors are made of: ../avx512/simd.h has the same for sixteen lanes, and comes
 // before such templates. Where an operand of largest or smallest is NaN, they give the second.
 template <class V>
@@ -59,6 +80,7 @@ inline void store(float* p, int n, __m256 v) { store_some(p, n, v); }
 inline __m256 largest(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 inline __m256 smallest(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
 inline __m256 fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+inline __m256 fms(__m256 a, __m256 b, __m256 c) { return _mm256_fmsub_ps(a, b, c); }
 inline __m256 fnma(__m256 a, __m256 b, __m256 c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a b
 inline __m256 negative(__m256 v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }
 inline __m256 magnitude(__m256 v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }

@@ -26,6 +26,7 @@ inline void store(float* p, int n, __m512 v) {
 inline __m512 largest(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 inline __m512 smallest(__m512 a, __m512 b) { return _mm512_min_ps(a, b); }
 inline __m512 fma(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+inline __m512 fms(__m512 a, __m512 b, __m512 c) { return _mm512_fmsub_ps(a, b, c); }
 inline __m512 fnma(__m512 a, __m512 b, __m512 c) { return _mm512_fnmadd_ps(a, b, c); }
 inline __m512 negative(__m512 v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.0f)); }
 inline __m512 magnitude(__m512 v) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), v); }
