@@ -108,6 +108,8 @@ constexpr KindInfo kKinds[KIND_COUNT] = {
     {"IQ2_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},    {"IQ3_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},
 };
 
+constexpr int64_t kNear = 2048;  // bytes ahead within a panel that memory needs to be asked for
+
 // Rows of a matrix in one format, packed.
 struct Panels {
     const uint8_t* data;
@@ -115,6 +117,7 @@ struct Panels {
     int n_out;
     int n_in;
     int kind;
+    int64_t ahead;  // bytes from what a worker reads to what it should ask for
 
     int64_t bytes() const { return (n_out + kColumns - 1) / kColumns * panel_bytes; }
 };

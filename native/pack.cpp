@@ -299,6 +299,15 @@ Pack packer(const KindInfo& info) {
     }
 }
 
+// How far ahead of what it reads a worker asks for weights. As tiles are handed out in order, the one that is as many
+// away as there are workers is likely to be its next; of large tiles, two of which need not fit into a second-level
+// cache, it asks for what follows in the panel.
+int64_t ahead(int64_t panel_bytes, int workers) {
+    constexpr int64_t kLarge = 128 << 10;
+    const int64_t tile = kTileColumns / kColumns * panel_bytes;
+    return tile <= kLarge ? tile * workers : kNear;
+}
+
 }  // namespace
 
 std::shared_ptr<Weight> make_weight(const Pool& pool, Store& store, const std::vector<PartShape>& parts, int n_in) {
@@ -316,7 +325,8 @@ std::shared_ptr<Weight> make_weight(const Pool& pool, Store& store, const std::v
             const int n_out = std::min(pool.first_owned(node + 1, tiles) * kTileColumns, part.n_out) - from;
             if (n_out <= 0) continue;
             offsets.push_back(bytes[node]);
-            weight->parts.push_back({nullptr, panel_bytes, n_out, n_in, part.kind});
+            weight->parts.push_back(
+                {nullptr, panel_bytes, n_out, n_in, part.kind, ahead(panel_bytes, pool.workers(node))});
             weight->first.push_back(weight->n_out);
             weight->node.push_back(node);
             weight->source.push_back(static_cast<int>(source));

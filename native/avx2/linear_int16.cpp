@@ -105,12 +105,12 @@ inline void rows_of_cell(const Pairs<KIND>& w, const CellScales<KIND>& scales, c
 
 // Few rows: accumulators stay in registers along K.
 template <int KIND, int ROWS>
-void few_rows(const uint8_t* panel, int cells, const Act16& x, int row, float* out, int64_t stride) {
+void few_rows(const uint8_t* panel, int64_t ahead, int cells, const Act16& x, int row, float* out, int64_t stride) {
     __m256 acc[ROWS];
     for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_setzero_ps();
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
-        fetch_ahead<KIND>(at.cell);
+        fetch_ahead<KIND>(at.cell, ahead);
         add_cell<KIND, ROWS>(acc, Pairs<KIND>(at.cell), CellScales<KIND>(at), x, c * x.rows + row);
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -120,11 +120,12 @@ void few_rows(const uint8_t* panel, int cells, const Act16& x, int row, float* o
 
 // Many rows: a cell is unpacked once, rows stream past it four at a time.
 template <int KIND>
-void many_rows(const uint8_t* panel, int cells, const Act16& x, int row, int rows, float* out, int64_t stride) {
+void many_rows(const uint8_t* panel, int64_t ahead, int cells, const Act16& x, int row, int rows, float* out,
+               int64_t stride) {
     for (int r = 0; r < rows; ++r) _mm256_storeu_ps(out + r * stride, _mm256_setzero_ps());
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
-        fetch_ahead<KIND>(at.cell);
+        fetch_ahead<KIND>(at.cell, ahead);
         const Pairs<KIND> w(at.cell);
         const CellScales<KIND> scales(at);
         const int64_t index = c * x.rows + row;
@@ -146,19 +147,19 @@ void linear(const Panels& w, int panel, int count, const Act16& x, int row, int 
         float* to = out + 8 * p;
         switch (rows) {
             case 1:
-                few_rows<KIND, 1>(data, cells, x, row, to, stride);
+                few_rows<KIND, 1>(data, w.ahead, cells, x, row, to, stride);
                 break;
             case 2:
-                few_rows<KIND, 2>(data, cells, x, row, to, stride);
+                few_rows<KIND, 2>(data, w.ahead, cells, x, row, to, stride);
                 break;
             case 3:
-                few_rows<KIND, 3>(data, cells, x, row, to, stride);
+                few_rows<KIND, 3>(data, w.ahead, cells, x, row, to, stride);
                 break;
             case 4:
-                few_rows<KIND, 4>(data, cells, x, row, to, stride);
+                few_rows<KIND, 4>(data, w.ahead, cells, x, row, to, stride);
                 break;
             default:
-                many_rows<KIND>(data, cells, x, row, rows, to, stride);
+                many_rows<KIND>(data, w.ahead, cells, x, row, rows, to, stride);
         }
     }
 }

@@ -201,13 +201,13 @@ inline void add_quads(__m256 (&acc)[ROWS], CellPlace at, const Group8& x) {
 
 // Few rows: accumulators stay in registers along K.
 template <int KIND, int ROWS>
-void few_rows(const uint8_t* panel, int cells, const Act8& x, int row, float* out, int64_t stride) {
+void few_rows(const uint8_t* panel, int64_t ahead, int cells, const Act8& x, int row, float* out, int64_t stride) {
     __m256 acc[ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) acc[r] = _mm256_setzero_ps();
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
-        fetch_ahead<KIND>(at.cell);
+        fetch_ahead<KIND>(at.cell, ahead);
         add_quads<KIND, ROWS>(acc, at, Group8(x, c * x.rows + row));
     }
 #pragma GCC unroll 4
@@ -216,11 +216,12 @@ void few_rows(const uint8_t* panel, int cells, const Act8& x, int row, float* ou
 
 // Many rows: a cell stays in registers while the rows stream past it.
 template <int KIND>
-void many_rows(const uint8_t* panel, int cells, const Act8& x, int row, int rows, float* out, int64_t stride) {
+void many_rows(const uint8_t* panel, int64_t ahead, int cells, const Act8& x, int row, int rows, float* out,
+               int64_t stride) {
     for (int r = 0; r < rows; ++r) _mm256_storeu_ps(out + r * stride, _mm256_setzero_ps());
     for (int c = 0; c < cells; ++c) {
         const CellPlace at = place_of<KIND>(panel, c);
-        fetch_ahead<KIND>(at.cell);
+        fetch_ahead<KIND>(at.cell, ahead);
         const CellMeta meta = meta_of<KIND>(at);
         __m256i w[8];
         load_quads<KIND>(at.cell, w);
@@ -240,19 +241,19 @@ void linear(const Panels& w, int panel, int count, const Act8& x, int row, int r
         float* to = out + 8 * p;
         switch (rows) {
             case 1:
-                few_rows<KIND, 1>(data, cells, x, row, to, stride);
+                few_rows<KIND, 1>(data, w.ahead, cells, x, row, to, stride);
                 break;
             case 2:
-                few_rows<KIND, 2>(data, cells, x, row, to, stride);
+                few_rows<KIND, 2>(data, w.ahead, cells, x, row, to, stride);
                 break;
             case 3:
-                few_rows<KIND, 3>(data, cells, x, row, to, stride);
+                few_rows<KIND, 3>(data, w.ahead, cells, x, row, to, stride);
                 break;
             case 4:
-                few_rows<KIND, 4>(data, cells, x, row, to, stride);
+                few_rows<KIND, 4>(data, w.ahead, cells, x, row, to, stride);
                 break;
             default:
-                many_rows<KIND>(data, cells, x, row, rows, to, stride);
+                many_rows<KIND>(data, w.ahead, cells, x, row, rows, to, stride);
         }
     }
 }

@@ -2,6 +2,8 @@
 // unit that includes it.
 #pragma once
 
+#include <algorithm>
+
 #include "../avx2/cells.h"
 
 namespace {
@@ -29,18 +31,20 @@ struct PairPlace {
     CellPlace high;
 };
 
-// Two panels and which of their columns are stored: a panel that has no neighbour stands for both.
+// Two panels, which of their columns are stored (where one or both are missing, others stand for them), and how far
+// ahead to ask for weights.
 struct PairOfPanels {
     const uint8_t* low;
     const uint8_t* high;
     __mmask16 columns;
+    int64_t ahead;
 };
 
 // The first two of `left` panels from `panel` on.
 inline PairOfPanels pair_of(const octavo::Panels& w, int panel, int left) {
-    const uint8_t* low = w.data + panel * w.panel_bytes;
-    const bool both = left > 1;
-    return {low, both ? low + w.panel_bytes : low, static_cast<__mmask16>(both ? 0xffff : 0xff)};
+    const uint8_t* low = left > 0 ? w.data + panel * w.panel_bytes : w.data;
+    const int columns = octavo::kColumns * std::clamp(left, 0, 2);
+    return {low, left > 1 ? low + w.panel_bytes : low, static_cast<__mmask16>((1 << columns) - 1), w.ahead};
 }
 
 template <int KIND>
@@ -49,9 +53,12 @@ inline PairPlace place_of(PairOfPanels w, int cell) {
 }
 
 template <int KIND>
-inline void fetch_ahead(PairPlace at) {
-    fetch_ahead<KIND>(at.low.cell);
-    fetch_ahead<KIND>(at.high.cell);
+inline __attribute__((always_inline)) void fetch_ahead(const PairOfPanels (&w)[2], int cell) {
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+        fetch_ahead<KIND>(place_of<KIND>(w[p].low, cell).cell, w[p].ahead);
+        fetch_ahead<KIND>(place_of<KIND>(w[p].high, cell).cell, w[p].ahead);
+    }
 }
 
 template <int KIND>
@@ -99,30 +106,25 @@ inline void each_tile(const PairOfPanels (&w)[2], int cells, int rows, int most,
     for (int first = 0; first < cells; first += OPEN) {
         const int count = cells - first < OPEN ? cells - first : OPEN;
         for (int c = 0; c < count; ++c) {
-            for (int p = 0; p < 2; ++p) {
-                const PairPlace at = place_of<KIND>(w[p], first + c);
-                fetch_ahead<KIND>(at);
-                open[c][p].fill(at);
-            }
+            for (int p = 0; p < 2; ++p) open[c][p].fill(place_of<KIND>(w[p], first + c));
         }
         each_block(rows, most, [&](int size, int row) { tile(open, first, count, size, row); });
     }
 }
 
-// Cuts a product into what few(pair, rows, first row, first column) and many(pairs, first column) make: blocks of at
-// most `most` rows, which unpack each cell anew, or all rows and 3 or 4 panels, which are unpacked once.
+constexpr int kMostFew = 32;  // rows for which unpacking cells anew costs less than storing them unpacked
+
+// Cuts a product into what few(pairs, rows, first row, first column) and many(pairs, first column) make of two pairs of
+// panels: blocks of at most `most` rows, which unpack each cell anew, or all rows, for which it is unpacked once.
 template <class Few, class Many>
 inline void cut(const octavo::Panels& w, int panel, int count, int rows, int most, const Few& few, const Many& many) {
-    for (int p = 0; p < count;) {
-        const PairOfPanels pair = pair_of(w, panel + p, count - p);
+    for (int p = 0; p < count; p += 4) {
+        const PairOfPanels pairs[2] = {pair_of(w, panel + p, count - p), pair_of(w, panel + p + 2, count - p - 2)};
         const int column = p * octavo::kColumns;
-        if (rows > most && count - p > 2) {
-            const PairOfPanels pairs[2] = {pair, pair_of(w, panel + p + 2, count - p - 2)};
+        if (rows > kMostFew) {
             many(pairs, column);
-            p += 4;
         } else {
-            each_block(rows, most, [&](int size, int first) { few(pair, size, first, column); });
-            p += 2;
+            each_block(rows, most, [&](int size, int first) { few(pairs, size, first, column); });
         }
     }
 }

@@ -7,8 +7,7 @@ namespace {
 
 using namespace octavo;
 
-constexpr int kMostFew = 8;    // rows that a cell is unpacked for at once: their sums, those of the cell, and weights
-constexpr int kMostRows = 7;   // of a tile of two pairs of panels
+constexpr int kMostRows = 7;   // that meet two pairs of panels at once: their sums, those of the cell, and weights
 constexpr int kOpenCells = 8;  // that are unpacked at a time
 
 // Two elements of K of each column, as int16 pairs [column][2].
@@ -40,6 +39,12 @@ struct PackedCell {
     __m512 minimum(int half) const { return minimum_of<KIND>(at, half); }
 };
 
+// Makes the compiler forget what it has read of a cell, for which there are no registers.
+template <int KIND>
+inline void forget(PackedCell<KIND>& w) {
+    asm volatile("" : "+r"(w.at.low.cell), "+r"(w.at.high.cell));
+}
+
 // A cell that was unpacked before.
 template <int KIND>
 struct OpenCell {
@@ -60,10 +65,13 @@ struct OpenCell {
     __m512 minimum(int half) const { return minima[half]; }
 };
 
+template <int KIND>
+inline void forget(const OpenCell<KIND>&) {}
+
 // Adds the products of a cell of each pair of panels and ROWS rows from `index` on. All of them meet some weights
 // before the next ones are unpacked or loaded.
 template <int KIND, int PAIRS, int ROWS, class Cell>
-inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], const Cell* w, const Act16& x,
+inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], Cell* w, const Act16& x,
                                                      int64_t index) {
     constexpr bool apart = !has_halves(KIND) && PAIRS * ROWS < 4;  // sums of halves: they need not wait for each other
     const int16_t* a = x.q + index * kCell;
@@ -71,6 +79,8 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
     __m512i front[PAIRS][ROWS];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+        for (int p = 0; p < PAIRS; ++p) forget(w[p]);
 #pragma GCC unroll 8
         for (int i = 8 * half; i < 8 * half + 8; ++i) {
             const bool begins = i == 0 || (i == 8 && (has_halves(KIND) || apart));
@@ -117,18 +127,25 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
 
 // Few rows: each cell is unpacked for all of them at once, and read once.
 template <int KIND, int ROWS>
-void few_rows(PairOfPanels w, int cells, const Act16& x, int row, float* out, int64_t stride) {
-    __m512 acc[1][ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) acc[0][r] = _mm512_setzero_ps();
-    for (int c = 0; c < cells; ++c) {
-        const PackedCell<KIND> cell = {place_of<KIND>(w, c)};
-        fetch_ahead<KIND>(cell.at);
-        add_cells<KIND>(acc, &cell, x, c * x.rows + row);
+void few_rows(const PairOfPanels (&w)[2], int cells, const Act16& x, int row, float* out, int64_t stride) {
+    __m512 acc[2][ROWS];
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) acc[p][r] = _mm512_setzero_ps();
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
-        _mm512_mask_storeu_ps(out + r * stride, w.columns, _mm512_mul_ps(acc[0][r], _mm512_set1_ps(x.scale[row + r])));
+    for (int c = 0; c < cells; ++c) {
+        PackedCell<KIND> pair[2] = {{place_of<KIND>(w[0], c)}, {place_of<KIND>(w[1], c)}};
+        fetch_ahead<KIND>(w, c);
+        add_cells<KIND>(acc, pair, x, c * x.rows + row);
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) {
+            const __m512 scaled = _mm512_mul_ps(acc[p][r], _mm512_set1_ps(x.scale[row + r]));
+            _mm512_mask_storeu_ps(out + r * stride + 16 * p, w[p].columns, scaled);
+        }
     }
 }
 
@@ -136,55 +153,57 @@ void few_rows(PairOfPanels w, int cells, const Act16& x, int row, float* out, in
 // cache.
 template <int KIND, int ROWS>
 void tile(const OpenCell<KIND> (*w)[2], int first, int count, int cells, const Act16& x, int row, float* out,
-          int64_t stride, __mmask16 last) {
-    const __mmask16 columns[2] = {0xffff, last};
+          int64_t stride, const PairOfPanels (&panels)[2], bool fetches) {
     __m512 acc[2][ROWS];
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
 #pragma GCC unroll 7
         for (int r = 0; r < ROWS; ++r) {
-            acc[p][r] = first == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(columns[p], out + r * stride + 16 * p);
+            acc[p][r] =
+                first == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(panels[p].columns, out + r * stride + 16 * p);
         }
     }
-    for (int c = 0; c < count; ++c) add_cells<KIND>(acc, w[c], x, (first + c) * x.rows + row);
+    for (int c = 0; c < count; ++c) {
+        if (fetches) fetch_ahead<KIND>(panels, first + c);
+        add_cells<KIND>(acc, w[c], x, (first + c) * x.rows + row);
+    }
     const bool ends = first + count == cells;
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
 #pragma GCC unroll 7
         for (int r = 0; r < ROWS; ++r) {
             if (ends) acc[p][r] = _mm512_mul_ps(acc[p][r], _mm512_set1_ps(x.scale[row + r]));
-            _mm512_mask_storeu_ps(out + r * stride + 16 * p, columns[p], acc[p][r]);
+            _mm512_mask_storeu_ps(out + r * stride + 16 * p, panels[p].columns, acc[p][r]);
         }
     }
 }
 
-using FewFn = void (*)(PairOfPanels, int cells, const Act16&, int row, float* out, int64_t stride);
+using FewFn = void (*)(const PairOfPanels (&)[2], int cells, const Act16&, int row, float* out, int64_t stride);
 template <int KIND>
-constexpr FewFn kFewRows[kMostFew] = {few_rows<KIND, 1>, few_rows<KIND, 2>, few_rows<KIND, 3>, few_rows<KIND, 4>,
-                                      few_rows<KIND, 5>, few_rows<KIND, 6>, few_rows<KIND, 7>, few_rows<KIND, 8>};
+constexpr FewFn kFewRows[kMostRows] = {few_rows<KIND, 1>, few_rows<KIND, 2>, few_rows<KIND, 3>, few_rows<KIND, 4>,
+                                       few_rows<KIND, 5>, few_rows<KIND, 6>, few_rows<KIND, 7>};
 
 template <int KIND>
 using TileFn = void (*)(const OpenCell<KIND> (*w)[2], int first, int count, int cells, const Act16&, int row,
-                        float* out, int64_t stride, __mmask16 last);
+                        float* out, int64_t stride, const PairOfPanels (&panels)[2], bool fetches);
 // Blocks of nearly equally many rows, where there are more than kMostFew, have no fewer than these.
 template <int KIND>
-constexpr TileFn<KIND> kTiles[4] = {tile<KIND, kMostRows - 3>, tile<KIND, kMostRows - 2>, tile<KIND, kMostRows - 1>,
-                                    tile<KIND, kMostRows>};
+constexpr TileFn<KIND> kTiles[3] = {tile<KIND, kMostRows - 2>, tile<KIND, kMostRows - 1>, tile<KIND, kMostRows>};
 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act16& x, int row, int rows, float* out, int64_t stride) {
     const int cells = w.n_in / kCell;
-    const auto few = [&](PairOfPanels pair, int size, int first, int column) {
-        kFewRows<KIND>[size - 1](pair, cells, x, row + first, out + first* stride + column, stride);
+    const auto few = [&](const PairOfPanels(&pairs)[2], int size, int first, int column) {
+        kFewRows<KIND>[size - 1](pairs, cells, x, row + first, out + first* stride + column, stride);
     };
     const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
         const auto tile = [&](const OpenCell<KIND>(*open)[2], int first, int count, int size, int r) {
-            kTiles<KIND>[size - kMostRows + 3](open, first, count, cells, x, row + r, out + column + r* stride, stride,
-                                               pairs[1].columns);
+            kTiles<KIND>[size - kMostRows + 2](open, first, count, cells, x, row + r, out + column + r* stride, stride,
+                                               pairs, r == 0);
         };
         each_tile<KIND, OpenCell<KIND>, kOpenCells>(pairs, cells, rows, kMostRows, tile);
     };
-    cut(w, panel, count, rows, kMostFew, few, many);
+    cut(w, panel, count, rows, kMostRows, few, many);
 }
 
 template <int KIND>

@@ -8,9 +8,8 @@ namespace {
 
 using namespace octavo;
 
-// Rows that a cell is unpacked for at once, and those of a tile of two pairs of panels: what the registers hold of
-// their sums, those of the cell, where halves have integer scales also those of its first half, and a quad.
-constexpr int most_few(int kind) { return has_integer_halves(kind) ? 8 : 12; }
+// Rows that meet two pairs of panels at once: what the registers hold of their sums, those of the cell, where halves
+// have integer scales also those of its first half, and a quad of each pair.
 constexpr int most_rows(int kind) { return has_integer_halves(kind) ? 4 : 7; }
 constexpr int kOpenCells = 16;  // that are unpacked at a time
 
@@ -71,6 +70,12 @@ struct PackedCell {
     }
 };
 
+// Makes the compiler forget what it has read of a cell, for which there are no registers.
+template <int KIND>
+inline void forget(PackedCell<KIND>& w) {
+    asm volatile("" : "+r"(w.at.low.cell), "+r"(w.at.high.cell));
+}
+
 // A cell that was unpacked before.
 template <int KIND>
 struct OpenCell {
@@ -86,6 +91,9 @@ struct OpenCell {
     const CellMeta& meta() const { return kept; }
 };
 
+template <int KIND>
+inline void forget(const OpenCell<KIND>&) {}
+
 // The same place, of which the compiler does not know that: what it reads there for one half of a cell takes no
 // registers until the other.
 inline Group8 anew(Group8 x) {
@@ -96,12 +104,14 @@ inline Group8 anew(Group8 x) {
 // Adds the products of a cell of each pair of panels and ROWS rows. All rows meet a quad before the next one is
 // unpacked or loaded, so that quads need no registers; what is broadcast of a row serves all pairs.
 template <int KIND, int PAIRS, int ROWS, class Cell>
-inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], const Cell* w, const Group8& x) {
+inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], Cell* w, const Group8& x) {
     constexpr bool apart = kKinds[KIND].scales != FLOAT_2 && PAIRS * ROWS < 4;  // sums of halves: they need not wait
     __m512i sum[PAIRS][ROWS];
     __m512i front[PAIRS][ROWS];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+        for (int p = 0; p < PAIRS; ++p) forget(w[p]);
 #pragma GCC unroll 4
         for (int q = 4 * half; q < 4 * half + 4; ++q) {
             const bool begins = q == 0 || (q == 4 && (has_halves(KIND) || apart));
@@ -174,52 +184,60 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
 
 // Few rows: each cell is unpacked for all of them at once, and read once.
 template <int KIND, int ROWS>
-void few_rows(PairOfPanels w, int cells, const Act8& x, int row, float* out, int64_t stride) {
-    __m512 acc[1][ROWS];
-#pragma GCC unroll 12
-    for (int r = 0; r < ROWS; ++r) acc[0][r] = _mm512_setzero_ps();
-    for (int c = 0; c < cells; ++c) {
-        const PackedCell<KIND> cell = {place_of<KIND>(w, c)};
-        fetch_ahead<KIND>(cell.at);
-        add_cells<KIND>(acc, &cell, Group8(x, c * x.rows + row));
+void few_rows(const PairOfPanels (&w)[2], int cells, const Act8& x, int row, float* out, int64_t stride) {
+    __m512 acc[2][ROWS];
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) acc[p][r] = _mm512_setzero_ps();
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride, w.columns, acc[0][r]);
+    for (int c = 0; c < cells; ++c) {
+        PackedCell<KIND> pair[2] = {{place_of<KIND>(w[0], c)}, {place_of<KIND>(w[1], c)}};
+        fetch_ahead<KIND>(w, c);
+        add_cells<KIND>(acc, pair, Group8(x, c * x.rows + row));
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride + 16 * p, w[p].columns, acc[p][r]);
+    }
 }
 
 // Many rows: ROWS of them meet `cells` cells of two pairs of panels, which lie unpacked in the nearest cache.
 template <int KIND, int ROWS>
 void tile(const OpenCell<KIND> (*w)[2], int first, int cells, const Act8& x, int row, float* out, int64_t stride,
-          __mmask16 last) {
-    const __mmask16 columns[2] = {0xffff, last};
+          const PairOfPanels (&panels)[2], bool fetches) {
     __m512 acc[2][ROWS];
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
 #pragma GCC unroll 7
         for (int r = 0; r < ROWS; ++r) {
-            acc[p][r] = first == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(columns[p], out + r * stride + 16 * p);
+            acc[p][r] =
+                first == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(panels[p].columns, out + r * stride + 16 * p);
         }
     }
-    for (int c = 0; c < cells; ++c) add_cells<KIND>(acc, w[c], Group8(x, (first + c) * x.rows + row));
+    for (int c = 0; c < cells; ++c) {
+        if (fetches) fetch_ahead<KIND>(panels, first + c);
+        add_cells<KIND>(acc, w[c], Group8(x, (first + c) * x.rows + row));
+    }
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
 #pragma GCC unroll 7
-        for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride + 16 * p, columns[p], acc[p][r]);
+        for (int r = 0; r < ROWS; ++r) _mm512_mask_storeu_ps(out + r * stride + 16 * p, panels[p].columns, acc[p][r]);
     }
 }
 
-using FewFn = void (*)(PairOfPanels, int cells, const Act8&, int row, float* out, int64_t stride);
+using FewFn = void (*)(const PairOfPanels (&)[2], int cells, const Act8&, int row, float* out, int64_t stride);
 template <int KIND, int ROWS>
-constexpr FewFn kFew = few_rows<KIND, (ROWS < most_few(KIND) ? ROWS : most_few(KIND))>;
+constexpr FewFn kFew = few_rows<KIND, (ROWS < most_rows(KIND) ? ROWS : most_rows(KIND))>;
 template <int KIND>
-constexpr FewFn kFewRows[12] = {kFew<KIND, 1>, kFew<KIND, 2>,  kFew<KIND, 3>,  kFew<KIND, 4>,
-                                kFew<KIND, 5>, kFew<KIND, 6>,  kFew<KIND, 7>,  kFew<KIND, 8>,
-                                kFew<KIND, 9>, kFew<KIND, 10>, kFew<KIND, 11>, kFew<KIND, 12>};
+constexpr FewFn kFewRows[7] = {kFew<KIND, 1>, kFew<KIND, 2>, kFew<KIND, 3>, kFew<KIND, 4>,
+                               kFew<KIND, 5>, kFew<KIND, 6>, kFew<KIND, 7>};
 
 template <int KIND>
 using TileFn = void (*)(const OpenCell<KIND> (*w)[2], int first, int cells, const Act8&, int row, float* out,
-                        int64_t stride, __mmask16 last);
-// Blocks of nearly equally many rows, where there are more than most_few(), have no fewer than these.
+                        int64_t stride, const PairOfPanels (&panels)[2], bool fetches);
+// Blocks of nearly equally many rows, where there are more than kMostFew, have no fewer than these.
 template <int KIND>
 constexpr TileFn<KIND> kTiles[3] = {tile<KIND, most_rows(KIND) - 2>, tile<KIND, most_rows(KIND) - 1>,
                                     tile<KIND, most_rows(KIND)>};
@@ -227,17 +245,17 @@ constexpr TileFn<KIND> kTiles[3] = {tile<KIND, most_rows(KIND) - 2>, tile<KIND, 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act8& x, int row, int rows, float* out, int64_t stride) {
     const int cells = w.n_in / kCell;
-    const auto few = [&](PairOfPanels pair, int size, int first, int column) {
-        kFewRows<KIND>[size - 1](pair, cells, x, row + first, out + first* stride + column, stride);
+    const auto few = [&](const PairOfPanels(&pairs)[2], int size, int first, int column) {
+        kFewRows<KIND>[size - 1](pairs, cells, x, row + first, out + first* stride + column, stride);
     };
     const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
         const auto tile = [&](const OpenCell<KIND>(*open)[2], int first, int count, int size, int r) {
             kTiles<KIND>[size - most_rows(KIND) + 2](open, first, count, x, row + r, out + column + r* stride, stride,
-                                                     pairs[1].columns);
+                                                     pairs, r == 0);
         };
         each_tile<KIND, OpenCell<KIND>, kOpenCells>(pairs, cells, rows, most_rows(KIND), tile);
     };
-    cut(w, panel, count, rows, most_few(KIND), few, many);
+    cut(w, panel, count, rows, most_rows(KIND), few, many);
 }
 
 template <int KIND>
