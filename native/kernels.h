@@ -147,7 +147,8 @@ struct AttendItem {
     int kv_head;
     int position;  // of the first token
     int tokens;
-    float* scratch;  // attend_scratch() floats
+    float* scratch;               // attend_scratch() floats
+    const AttendItem* following;  // whose first keys and values are fetched meanwhile; null: none
 };
 
 using UnpackFn = void (*)(const uint8_t* panel, int first_cell, int cells, float* out, int64_t stride);

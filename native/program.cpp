@@ -515,23 +515,36 @@ void Program::store_run(const Instruction& i, const Context& c, int row, int end
     kernels_.store_kv(item, shape);
 }
 
-void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {
-    const AttendPlan& plan = c.batch.attend[i.plan];
-    const AttendPiece& piece = plan.pieces[item / i.shape.kv_heads];
-    const int head = item % i.shape.kv_heads;
+AttendItem Program::attend_work(const Instruction& i, const Context& c, int item, float* buffer) const {
+    const AttendPiece& piece = c.batch.attend[i.plan].pieces[item / i.shape.kv_heads];
     const BlockTable& table = c.batch.tables[i.group];
-    const AttendItem work = {
+    return {
         floats(i.in[FORM_FLOAT], piece.token, i.width),
         floats(i.out[FORM_FLOAT], piece.token, i.out_width),
         cache_->layers[i.layer],
         table.ids + c.batch.slots[piece.sequence] * table.columns,
         i.second.empty() ? nullptr : i.second.data(),
         i.first.empty() ? nullptr : i.first.data(),
-        head,
+        item % i.shape.kv_heads,
         c.batch.positions[piece.token],
         piece.tokens,
         buffer,
+        nullptr,
     };
+}
+
+void Program::attend_item(const Instruction& i, const Context& c, int item, float* buffer) const {
+    const AttendPlan& plan = c.batch.attend[i.plan];
+    const AttendPiece& piece = plan.pieces[item / i.shape.kv_heads];
+    const int head = item % i.shape.kv_heads;
+    AttendItem work = attend_work(i, c, item, buffer);
+    // Workers take items in turn, as a rule.
+    AttendItem following;
+    const int later = item + pool_->threads();
+    if (later < static_cast<int>(plan.pieces.size()) * i.shape.kv_heads) {
+        following = attend_work(i, c, later, nullptr);
+        work.following = &following;
+    }
     if (piece.pieces == 1) {
         kernels_.attend(work, i.shape);
         return;

@@ -262,6 +262,7 @@ private:
     void mixture_pass(const Instruction& i, const Context& c, int first, int rows);
     int lot_begin(const Context& c, int row) const;
     void store_run(const Instruction& i, const Context& c, int row, int end, float* buffer) const;
+    AttendItem attend_work(const Instruction& i, const Context& c, int item, float* buffer) const;
     void attend_item(const Instruction& i, const Context& c, int item, float* buffer) const;
 
     std::shared_ptr<Pool> pool_;

@@ -27,8 +27,8 @@ Rows lay_out(const AttendItem& item, const HeadShape& shape) {
     rows.wide = (rows.width + 7) / 8 * 8;
     const int64_t partial = attend_partial(rows.count, rows.width);
     rows.k = item.scratch;
-    rows.v = rows.k + int64_t{kCopiedStep} * rows.padded;
-    rows.score = rows.v + int64_t{kCopiedStep} * rows.wide;
+    rows.v = rows.k + int64_t{kStep} * rows.padded;
+    rows.score = rows.v + int64_t{kStep} * rows.wide;
     rows.q = rows.score + int64_t{kChunkTokens} * rows.count;
     float* each = rows.q + int64_t{rows.count} * rows.padded;
     rows.slope = item.slopes == nullptr ? nullptr : each;
@@ -66,8 +66,8 @@ Cached find(const AttendItem& item, const HeadShape& shape, int token) {
 // [low, high). Only blocks with a token in the range are touched: entries of the table before it may be stale.
 template <class Work>
 void each_run(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Work& work) {
-    const int run = at_most(kCopiedStep, shape.block_size);
-    for (int first = start; first < start + kCopiedStep; first += run) {
+    const int run = at_most(kStep, shape.block_size);
+    for (int first = start; first < start + kStep; first += run) {
         if (first < high && first + run > low) work(find(item, shape, first), first);
     }
 }
@@ -76,11 +76,11 @@ void each_run(const AttendItem& item, const HeadShape& shape, int start, int low
 template <class Lanes, int TYPE>
 void copy_keys(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
-    const int run = at_most(kCopiedStep, size);
+    const int run = at_most(kStep, size);
     each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
         float* k = rows.k + (first - start);
         const char* keys = at.keys + at.offset * kBytes<TYPE>;
-        for (int i = 0; i < rows.depth; ++i, k += kCopiedStep, keys += size * kBytes<TYPE>) {
+        for (int i = 0; i < rows.depth; ++i, k += kStep, keys += size * kBytes<TYPE>) {
             for (int t = 0; t < run; t += Lanes::kCount) {
                 Lanes::store(k + t, Lanes::template load_as<TYPE>(keys + t * kBytes<TYPE>));
             }
@@ -114,7 +114,7 @@ void copy_values(const AttendItem& item, const HeadShape& shape, int start, int 
 template <int TYPE>
 void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
-    const int run = at_most(kCopiedStep, size);
+    const int run = at_most(kStep, size);
     each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
         for (int i = 0; i < rows.width; i += 8) {
             for (int t = 0; t < run; t += 8) {
@@ -135,11 +135,6 @@ StepData copied(const float* elements, int64_t stride) {
     return {stride * int64_t{sizeof(float)}, {reinterpret_cast<const char*>(elements)}, {}};
 }
 
-// First token of half a step. For a half that no row sees, and whose block need not exist, stands the other.
-int half_begin(int start, int half, int low, int high) {
-    return at_most(at_least(start + 16 * half, low / 16 * 16), (high - 1) / 16 * 16);
-}
-
 // Scales of the chunk at `chunk`, in runs of 16 tokens that have one of [low, high).
 ChunkScales scales_of(const AttendItem& item, const HeadShape& shape, int chunk, int low, int high) {
     const int64_t elements = int64_t{shape.head_dim} * shape.block_size * kCacheTypes[shape.type].bytes;
@@ -153,35 +148,54 @@ ChunkScales scales_of(const AttendItem& item, const HeadShape& shape, int chunk,
     return scales;
 }
 
-// Asks for the first lines of what few rows read three steps later. The rest of a block follows by itself: memory that
-// is read line after line is fetched ahead, but only from its second line on and never into another block.
-template <bool VALUES>
-void begin_blocks(const AttendItem& item, const HeadShape& shape, int start) {
-    constexpr int kLines = 4;
-    const int end = at_most(start + 4 * kInPlaceStep, item.position + item.tokens);
-    for (int token = start + 3 * kInPlaceStep; token < end; token += 16) {
-        const Cached at = find(item, shape, token);
-        for (int i = 0; i < kLines * 64; i += 64) _mm_prefetch((VALUES ? at.values : at.keys) + i, _MM_HINT_T1);
+// Where the keys and values of a chunk are that are read in place, by run, and of the step after those of the chunk.
+struct Places {
+    const char* keys[kChunkTokens / kRun + kStepRuns];
+    const char* values[kChunkTokens / kRun + kStepRuns];
+};
+
+// Those of the tokens [low, high) of the chunk at `chunk`. For a run of the same step that no row sees, and whose block
+// need not exist, stands another. What comes after is of the next chunk, or of the item that follows.
+Places places_of(const AttendItem& item, const HeadShape& shape, int chunk, int low, int high) {
+    const int64_t element = kCacheTypes[shape.type].bytes;
+    Places places;
+    const auto put = [&](int run, const AttendItem& of, int token) {
+        const Cached at = find(of, shape, token);
+        places.keys[run] = at.keys + at.offset * element;
+        places.values[run] = at.values + at.offset * shape.head_dim * element;
+    };
+    const auto stand_in = [&](int run, int other) {
+        places.keys[run] = places.keys[other];
+        places.values[run] = places.values[other];
+    };
+    const int first = (low - chunk) / kRun;
+    const int last = (high - 1 - chunk) / kRun;
+    const int after = (last / kStepRuns + 1) * kStepRuns;
+    for (int run = first; run <= last; ++run) put(run, item, chunk + run * kRun);
+    for (int run = first / kStepRuns * kStepRuns; run < first; ++run) stand_in(run, first);
+    for (int run = last + 1; run < after; ++run) stand_in(run, last);
+    const bool more = high < item.position + item.tokens;
+    const AttendItem* next = more ? &item : item.following;
+    const int from = more ? high : next != nullptr ? attend_begin(shape, next->position) / kStep * kStep : 0;
+    for (int i = 0; i < kStepRuns; ++i) {
+        const int token = from + i * kRun;
+        const bool is_there = next != nullptr && token < next->position + next->tokens &&
+                              token + kRun > attend_begin(shape, next->position);
+        is_there ? put(after + i, *next, token) : stand_in(after + i, last);
     }
+    return places;
 }
 
-// Keys (or, with VALUES, values) of the step at `start` as they are in the cache.
+// Keys (or, with VALUES, values) of the step at `start`, relative to its chunk, as they are in the cache.
 template <bool VALUES>
-StepData in_place(const AttendItem& item, const HeadShape& shape, int start, int low, int high) {
+StepData in_place(const Places& places, const HeadShape& shape, int start) {
     const int64_t element = kCacheTypes[shape.type].bytes;
-    const int end = item.position + item.tokens;
-    const int64_t offset_bytes = VALUES ? shape.head_dim * element : element;
-    const auto place = [&](int token) {
-        const Cached at = find(item, shape, token);
-        return (VALUES ? at.values : at.keys) + at.offset * offset_bytes;
-    };
-    begin_blocks<VALUES>(item, shape, start);
+    const char* const* runs = (VALUES ? places.values : places.keys) + start / kRun;
     StepData data;
-    data.stride = VALUES ? offset_bytes : shape.block_size * element;
-    for (int half = 0; half < 2; ++half) {
-        const int later = start + kInPlaceStep + 16 * half;
-        data.at[half] = place(half_begin(start, half, low, high));
-        data.next[half] = later < end ? place(later) : data.at[half];
+    data.stride = (VALUES ? shape.head_dim : shape.block_size) * element;
+    for (int i = 0; i < kStepRuns; ++i) {
+        data.at[i] = runs[i];
+        data.next[i] = runs[kStepRuns + i];
     }
     return data;
 }
@@ -223,13 +237,14 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
     const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0 || shape.latent > 0;
     const OfType& of = kOfType<Lanes>[shape.type];
     const TileFns* fns = copy ? kTiles<Lanes, COPIED> : of.tiles;
+    Places places;
+    if (!copy) places = places_of(item, shape, chunk, low, high);
     // Calls work(start, first token, token after the last) for each step, and then(first row, count, tokens of the
     // chunk) for the tiles that see something of it.
     const auto each_step = [&](const auto& work, const auto& then) {
-        const int step = copy ? kCopiedStep : kInPlaceStep;
-        for (int start = low / step * step; start < high; start += step) {
+        for (int start = low / kStep * kStep; start < high; start += kStep) {
             const int first = at_least(start, low);
-            const int end = at_most(start + step, high);
+            const int end = at_most(start + kStep, high);
             const StepData data = work(start, first, end);
             each_tile<Lanes::kTileRows>(rows.count, [&](int row, int count) {
                 const Seen seen = {at_least(first, rows.begin[row]) - chunk,
@@ -240,9 +255,9 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
     };
     each_step(
         [&](int start, int first, int end) {
-            if (!copy) return in_place<false>(item, shape, start, first, end);
+            if (!copy) return in_place<false>(places, shape, start - chunk);
             of.copy_keys(item, shape, start, first, end, rows);
-            return copied(rows.k, kCopiedStep);
+            return copied(rows.k, kStep);
         },
         [&](const TileFns& tile, const StepData& keys, int row, Seen seen) { tile.dot(rows, keys, row, seen); });
     ChunkScales own;
@@ -258,7 +273,7 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
     });
     each_step(
         [&](int start, int first, int end) {
-            if (!copy) return in_place<true>(item, shape, start, first, end);
+            if (!copy) return in_place<true>(places, shape, start - chunk);
             (shape.latent > 0 ? of.copy_latent : of.copy_values)(item, shape, start, first, end, rows);
             return copied(rows.v, rows.wide);
         },

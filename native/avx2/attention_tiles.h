@@ -10,12 +10,10 @@ namespace {
 
 using namespace octavo;
 
-// Tokens whose keys, or values, all rows take together: copies, or in place, in two halves that may lie in two blocks.
-constexpr int kCopiedStep = 64;
-constexpr int kInPlaceStep = 32;
-
-template <int SOURCE>
-constexpr int kStep = SOURCE == COPIED ? kCopiedStep : kInPlaceStep;
+// Tokens whose keys, or values, all rows take together: copies, or in place, in runs that may lie in different blocks.
+constexpr int kStep = 64;
+constexpr int kRun = 16;
+constexpr int kStepRuns = kStep / kRun;
 
 constexpr int kInPlaceRows = 16;  // so many rows at most read the cache in place; for more, a copy to float32 pays
 constexpr float kLog2E = 1.44269504f;
@@ -63,9 +61,9 @@ inline Seen seen_by(const Rows& rows, int row, int chunk) {
 
 // Keys, or values, of a step. Those that no row sees may be any that can be read.
 struct StepData {
-    int64_t stride;       // bytes from one element of the keys to the next; from one token's values to the next
-    const char* at[2];    // in place, of either half; the first alone of copies
-    const char* next[2];  // in place, of the step to come
+    int64_t stride;               // bytes from one element of the keys to the next; from one token's values to the next
+    const char* at[kStepRuns];    // in place, of each run; the first alone of copies
+    const char* next[kStepRuns];  // in place, of the step to come
 };
 
 // Scales of the keys and values of a chunk that have their own: they multiply scores and weights, not elements, so
@@ -78,9 +76,10 @@ struct ChunkScales {
 // What the elements that load_eight gives are to be multiplied by, beside the scales of head and token.
 constexpr float element_unit(int type) { return type == CACHE_E4M3 ? kFloat8Unit<E4M3> : 1.0f; }
 
+// To the second-level cache, for the first has too few places for lines that are on their way from memory.
 template <int SOURCE>
 inline void prefetch(const char* p) {
-    if (SOURCE != COPIED) _mm_prefetch(p, _MM_HINT_T0);
+    if (SOURCE != COPIED) _mm_prefetch(p, _MM_HINT_T1);
 }
 
 // 2^x for x <= 0: x = n + r with |r| <= 1/2, a polynomial of degree 5 for 2^r, and n added to the exponent. Relative
@@ -145,32 +144,33 @@ inline void dot_keys(const Rows& rows, const StepData& keys, int row, int token)
         for (int j = 0; j < J; ++j) acc[r][j] = Lanes::all(0.0f);
     }
     constexpr int kTogether = Lanes::template kAtOnce<SOURCE, J>;
-    constexpr int kOfHalf = 16 / Lanes::kCount;
+    constexpr int kOfRun = kRun / Lanes::kCount;
+    constexpr int kRuns = J / kOfRun;
     constexpr int kSize = Lanes::kCount * kBytes<SOURCE>;
     const int64_t stride = rows.padded;
     const float* q = rows.q + row * stride;
-    const int offset = token % kStep<SOURCE>;
-    const char* k[2];
-    const char* next[2] = {};
-    if constexpr (SOURCE == COPIED) {
-        k[0] = keys.at[0] + offset * kBytes<SOURCE>;
-        k[1] = k[0] + 16 * kBytes<SOURCE>;
-    } else {
-        k[0] = keys.at[offset / 16];
-        k[1] = keys.at[1];
-        next[0] = keys.next[offset / 16];
-        next[1] = keys.next[1];
+    const int first = token % kStep / kRun;
+    const char* k[kRuns];
+    const char* next[kRuns] = {};
+#pragma GCC unroll 4
+    for (int run = 0; run < kRuns; ++run) {
+        if constexpr (SOURCE == COPIED) {
+            k[run] = keys.at[0] + (first + run) * kRun * kBytes<SOURCE>;
+        } else {
+            k[run] = keys.at[first + run];
+            next[run] = keys.next[first + run];
+        }
     }
-    const auto place = [&](int j) { return k[j / kOfHalf] + j % kOfHalf * kSize; };
+    const auto place = [&](int j) { return k[j / kOfRun] + j % kOfRun * kSize; };
     for (int i = 0; i < rows.depth; ++i, ++q) {
         add_products<Lanes, kTogether>(
             acc, [&](int r) { return Lanes::all(q[r * stride]); },
             [&](int j) { return Lanes::template columns<SOURCE, kTogether>(place(j), place(j + kTogether - 1)); });
-#pragma GCC unroll 2
-        for (int half = 0; half < J / kOfHalf; ++half) {
-            prefetch<SOURCE>(next[half]);
-            k[half] += keys.stride;
-            next[half] += keys.stride;
+#pragma GCC unroll 4
+        for (int run = 0; run < kRuns; ++run) {
+            prefetch<SOURCE>(next[run]);
+            k[run] += keys.stride;
+            next[run] += keys.stride;
         }
     }
     float* score = rows.score + row * kChunkTokens + token;
@@ -181,13 +181,24 @@ inline void dot_keys(const Rows& rows, const StepData& keys, int row, int token)
     }
 }
 
+// Scores from `token` on up to at least `end`, and of no more than those of J vectors.
+template <class Lanes, int N, int J, int SOURCE>
+inline void dot_some(const Rows& rows, const StepData& keys, int row, int token, int end) {
+    constexpr int kFewer = J / 2;
+    if constexpr (kFewer * Lanes::kCount >= kRun) {
+        if (end - token <= kFewer * Lanes::kCount)
+            return dot_some<Lanes, N, kFewer, SOURCE>(rows, keys, row, token, end);
+    }
+    dot_keys<Lanes, N, J, SOURCE>(rows, keys, row, token);
+}
+
 // Scores of the rows of a tile for tokens of the chunk that lie in one step.
 template <class Lanes, int N, int SOURCE>
 void dot_step(const Rows& rows, const StepData& keys, int row, Seen tokens) {
-    constexpr int J = at_most(Lanes::template kVectors<N, SOURCE>, kInPlaceStep / Lanes::kCount);
+    constexpr int J = at_most(Lanes::template kVectors<N, SOURCE>, kStep / Lanes::kCount);
     constexpr int kTokens = Lanes::kCount * J;
     for (int token = tokens.first / kTokens * kTokens; token < tokens.end; token += kTokens) {
-        dot_keys<Lanes, N, J, SOURCE>(rows, keys, row, token);
+        dot_some<Lanes, N, J, SOURCE>(rows, keys, row, token, tokens.end);
     }
 }
 
@@ -277,13 +288,13 @@ inline void add_columns(const Rows& rows, const StepData& values, int row, int c
         for (int j = 0; j < J; ++j) acc[r][j] = Lanes::load(part + r * stride + Lanes::kCount * j);
     }
     const float* p = rows.score + row * kChunkTokens + tokens.first;
-    const int start = tokens.first / kStep<SOURCE> * kStep<SOURCE>;
+    const int start = tokens.first / kStep * kStep;
     for (int t = tokens.first - start; t < tokens.end - start;) {
-        const int half = SOURCE == COPIED ? 0 : t / 16;
-        const int end = SOURCE == COPIED ? tokens.end - start : at_most(tokens.end - start, 16 * half + 16);
-        const int64_t from = (t - 16 * half) * values.stride + column * kBytes<SOURCE>;
-        const char* v = values.at[half] + from;
-        const char* next = values.next[half] + from;
+        const int run = SOURCE == COPIED ? 0 : t / kRun;
+        const int end = SOURCE == COPIED ? tokens.end - start : at_most(tokens.end - start, (run + 1) * kRun);
+        const int64_t from = (t - run * kRun) * values.stride + column * kBytes<SOURCE>;
+        const char* v = values.at[run] + from;
+        const char* next = values.next[run] + from;
         for (; t < end; ++t, ++p, v += values.stride, next += values.stride) {
             add_products<Lanes, kTogether>(
                 acc, [&](int r) { return Lanes::all(p[r * kChunkTokens]); },
