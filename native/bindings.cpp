@@ -144,7 +144,8 @@ Factor make_factor(std::shared_ptr<Weight> weight, const std::vector<int>& wante
     for (size_t part = 0; part < forms.size(); ++part) {
         const int kind = weight->parts[part].kind;
         const bool known = forms[part] == FORM_FLOAT || (forms[part] == FORM_INT8 && table.linear_int8[kind]) ||
-                           (forms[part] == FORM_INT16 && table.linear_int16[kind]);
+                           (forms[part] == FORM_INT16 && table.linear_int16[kind]) ||
+                           (forms[part] == FORM_BFLOAT16 && kind == BF16 && weight->n_in % kCell == 0);
         if (!known) throw nb::value_error((std::string(kKinds[kind].name) + " has no product in this form").c_str());
     }
     return {std::move(weight), std::move(forms), {}, {}, {}};
@@ -337,6 +338,12 @@ void run_logits(Model& model, nb::handle arrays, OutMatrix<float> out) {
     model.run(step, nullptr, Drawn{}, values);
 }
 
+// One number for each form.
+template <class T>
+nb::tuple in_forms(const T (&numbers)[FORM_COUNT]) {
+    return nb::make_tuple(numbers[FORM_FLOAT], numbers[FORM_INT8], numbers[FORM_INT16], numbers[FORM_BFLOAT16]);
+}
+
 nb::list read_profile(Model& model) {
     const Profile profile = [&] {
         const nb::gil_scoped_release free;
@@ -346,9 +353,7 @@ nb::list read_profile(Model& model) {
     for (const auto& [decode, times] : {std::pair(false, &profile.prefill()), std::pair(true, &profile.decode())}) {
         for (const auto& [name, time] : *times) {
             const int64_t (&operations)[FORM_COUNT] = time.cost.operations;
-            out.append(
-                nb::make_tuple(decode, name, time.calls, time.seconds, time.cost.bytes,
-                               nb::make_tuple(operations[FORM_FLOAT], operations[FORM_INT8], operations[FORM_INT16])));
+            out.append(nb::make_tuple(decode, name, time.calls, time.seconds, time.cost.bytes, in_forms(operations)));
         }
     }
     return out;
@@ -360,8 +365,7 @@ nb::tuple read_roofline(Pool& pool) {
         return measure_roofline(pool);
     }();
     const double (&operations)[FORM_COUNT] = found.operations_per_second;
-    return nb::make_tuple(found.bytes_per_second,
-                          nb::make_tuple(operations[FORM_FLOAT], operations[FORM_INT8], operations[FORM_INT16]));
+    return nb::make_tuple(found.bytes_per_second, in_forms(operations));
 }
 
 // One phase of `starts` and `times` (Pool::each_nearby; each_local where `local`) of which the workers `absent` take
@@ -507,7 +511,7 @@ void bind_program(nb::module_& m) {
              [](Program& p, int64_t in, const Offsets& out, int width) { p.add(row_wise(Op::Pack, in, out, width)); })
         .def("headwise",
              [](Program& p, int64_t in, int64_t out, std::shared_ptr<Weight> weight, int heads) {
-                 Instruction i = product(Op::Headwise, {in, kNone, kNone}, out, weight,
+                 Instruction i = product(Op::Headwise, {in, kNone, kNone, kNone}, out, weight,
                                          std::vector<int>(weight->source.back() + 1, FORM_FLOAT));
                  for (const Panels& part : i.factor.weight->parts) {
                      if (part.n_out % kColumns != 0) throw nb::value_error("headwise: a part has rows beyond a panel");
@@ -668,10 +672,12 @@ NB_MODULE(_native, m) {
     m.def("kernels", [] { return kTierNames[kernel_tier()]; });
     m.def(
         "choose_kernels",
-        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t xcr0, const std::string& wanted) {
-            return kTierNames[choose_tier({leaf1_ecx, leaf7_ebx, leaf7_ecx, xcr0}, wanted)];
+        [](uint32_t leaf0_ebx, uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t leaf7_1_eax,
+           uint32_t xcr0, const std::string& wanted) {
+            return kTierNames[choose_tier({leaf0_ebx, leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_1_eax, xcr0}, wanted)];
         },
-        nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("xcr0"), nb::arg("wanted"));
+        nb::arg("leaf0_ebx"), nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_1_eax"),
+        nb::arg("xcr0"), nb::arg("wanted"));
     m.def("noise_bits", [](uint64_t seed, int choice, int position, Vector<int64_t> ids, OutVector<uint32_t> out) {
         const uint64_t key = noise_key(seed, choice, position);
         for (size_t i = 0; i < ids.size() && i < out.size(); ++i) out.data()[i] = noise_bits(key, ids.data()[i]);

@@ -17,11 +17,13 @@ constexpr uint32_t kZmm = 0xe0;  // mask registers, upper halves, and registers 
 CpuWords read_cpu() {
     CpuWords cpu{};
     unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(0, &a, &b, &c, &d)) cpu.leaf0_ebx = b;
     if (__get_cpuid(1, &a, &b, &c, &d)) cpu.leaf1_ecx = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
         cpu.leaf7_ebx = b;
         cpu.leaf7_ecx = c;
     }
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) cpu.leaf7_1_eax = a;
     if (cpu.leaf1_ecx & bit_OSXSAVE) {  // xgetbv exists only there
         uint32_t low = 0, high = 0;
         asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -49,12 +51,15 @@ std::string missing_for(Tier tier, const CpuWords& cpu) {
     need(cpu.leaf7_ebx & bit_AVX512DQ, "AVX-512 DQ");
     need(cpu.leaf7_ecx & bit_AVX512VNNI, "AVX-512 VNNI");
     need((cpu.xcr0 & kZmm) == kZmm, "operating-system support for AVX-512");
+    if (tier == TIER_AVX512) return missing;
+    need(cpu.leaf7_1_eax & bit_AVX512BF16, "AVX-512 BF16");
     return missing;
 }
 
 Tier choose_tier(const CpuWords& cpu, const std::string& wanted) {
     if (wanted.empty()) {
         for (int tier = TIER_COUNT - 1; tier > TIER_AVX2; --tier) {
+            if (tier == TIER_AVX512BF16 && cpu.leaf0_ebx != signature_AMD_ebx) continue;
             if (missing_for(static_cast<Tier>(tier), cpu).empty()) return static_cast<Tier>(tier);
         }
     }

@@ -28,6 +28,8 @@ Kernels fill(Tier tier) {
     fill_rows_avx512(table);
     fill_store_kv_avx512(table);
     fill_vocabulary_avx512(table);
+    if (tier == TIER_AVX512) return table;
+    fill_linear_bfloat16_avx512bf16(table);
     return table;
 }
 

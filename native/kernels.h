@@ -168,9 +168,13 @@ struct Kernels {
     LinearFloatFn linear_float[KIND_COUNT];
     LinearInt8Fn linear_int8[KIND_COUNT];    // null for kinds without
     LinearInt16Fn linear_int16[KIND_COUNT];  // null for kinds without
+    LinearFloatFn linear_bfloat16;           // of BF16, with whole cells and rows of pack_bfloat16()
 
     void (*pack_int8)(const float* x, int width, const Act8& out, int64_t row);
     void (*pack_int16)(const float* x, int width, const Act16& out, int64_t row);
+    // Elements [first, first + width), both even, of a row of activations, rounded to bfloat16: as float32, or two to a
+    // word where the products of the tier read them so, in the first half of the row.
+    void (*pack_bfloat16)(const float* x, int width, float* row, int first);
 
     void (*norm)(const float* x, const NormTerms&, int width, float* out);
     // out = (x + bias) * scale + residual; bias and residual may be null.
@@ -214,6 +218,7 @@ struct Kernels {
     int64_t (*multiply_float)(int64_t rounds);
     int64_t (*multiply_int8)(int64_t rounds);
     int64_t (*multiply_int16)(int64_t rounds);
+    int64_t (*multiply_bfloat16)(int64_t rounds);
     void (*read)(const uint8_t* data, int64_t bytes);  // all of it, and nothing else
 };
 
@@ -250,6 +255,7 @@ void fill_roofline_avx512(Kernels&);
 void fill_rows_avx512(Kernels&);
 void fill_store_kv_avx512(Kernels&);
 void fill_vocabulary_avx512(Kernels&);
+void fill_linear_bfloat16_avx512bf16(Kernels&);
 
 // The table of this process's tier (cpu_features.h); where a tier has no function of its own, that of the tier below.
 // All tiers give the same bits. Throws std::runtime_error that says why no kernels can be used.

@@ -47,7 +47,8 @@ enum Scales : int {
 // B1 is 32: bit q of a byte belongs to quad q; B2 is 64: two bits, four quads per register. Where there are two planes,
 // the second holds the higher bits.
 enum Planes : int {
-    ELEMENTS,  // numbers as they are in the file: [k][column]
+    ELEMENTS,       // numbers as they are in the file: [k][column]
+    ELEMENT_PAIRS,  // of two bytes: [k / 2][column][2], as words that have the first k in their upper half
     N4,
     N4_B1,
     N4_B2,
@@ -71,6 +72,7 @@ struct KindInfo {
     constexpr int plane_bytes() const {
         switch (planes) {
             case ELEMENTS:
+            case ELEMENT_PAIRS:
                 return kCell * kColumns * block_bytes;
             case N4:
                 return 128;
@@ -92,20 +94,34 @@ struct KindInfo {
 };
 
 constexpr KindInfo kKinds[KIND_COUNT] = {
-    {"F32", 1, 4, 0, 1, 0, NO_SCALES, ELEMENTS},     {"F16", 1, 2, 0, 1, 0, NO_SCALES, ELEMENTS},
-    {"BF16", 1, 2, 0, 1, 0, NO_SCALES, ELEMENTS},    {"Q4_0", 32, 18, 0, 1, 16, HALF, N4},
-    {"Q4_1", 32, 20, 0, 1, 32, HALF_MIN, N4},        {"Q5_0", 32, 22, 0, 1, 16, HALF, N4_B1},
-    {"Q5_1", 32, 24, 0, 1, 32, HALF_MIN, N4_B1},     {"Q8_0", 32, 34, 0, 1, 16, HALF, PAIRS},
-    {"MXFP4", 32, 17, 0, 1, 8, POWER, N4},           {"IQ4_NL", 32, 18, 0, 1, 16, HALF, N4},
-    {"Q2_K", 256, 84, 32, 8, 16, SUB4_MIN_2, B2},    {"Q3_K", 256, 110, 16, 8, 16, SUB8_2, B2_B1},
-    {"Q4_K", 256, 144, 32, 8, 16, SUB8_MIN, N4},     {"Q5_K", 256, 176, 32, 8, 16, SUB8_MIN, N4_B1},
-    {"Q6_K", 256, 210, 16, 8, 16, SUB8_2, N4_B2},    {"IQ4_XS", 256, 136, 16, 8, 8, SUB8, N4},
-    {"INT4_32", 32, 24, 0, 1, 64, FLOAT_MIN, N4},    {"INT4_128", 128, 72, 64, 4, 0, FLOAT_MIN, N4},
-    {"INT8_32", 32, 40, 0, 1, 64, FLOAT_MIN, PAIRS}, {"INT8_128", 128, 136, 64, 4, 0, FLOAT_MIN, PAIRS},
-    {"F8_E4M3_32", 32, 36, 0, 1, 32, FLOAT, BYTES},  {"F8_E5M2_32", 32, 36, 0, 1, 32, FLOAT, BYTES},
-    {"NF4_32", 32, 20, 0, 1, 32, FLOAT, N4},         {"FP4_32", 32, 20, 0, 1, 32, FLOAT, N4},
-    {"E2M1_16", 16, 12, 0, 1, 64, FLOAT_2, N4},      {"IQ1_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},
-    {"IQ2_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},    {"IQ3_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},
+    {"F32", 1, 4, 0, 1, 0, NO_SCALES, ELEMENTS},
+    {"F16", 1, 2, 0, 1, 0, NO_SCALES, ELEMENTS},
+    {"BF16", 1, 2, 0, 1, 0, NO_SCALES, ELEMENT_PAIRS},
+    {"Q4_0", 32, 18, 0, 1, 16, HALF, N4},
+    {"Q4_1", 32, 20, 0, 1, 32, HALF_MIN, N4},
+    {"Q5_0", 32, 22, 0, 1, 16, HALF, N4_B1},
+    {"Q5_1", 32, 24, 0, 1, 32, HALF_MIN, N4_B1},
+    {"Q8_0", 32, 34, 0, 1, 16, HALF, PAIRS},
+    {"MXFP4", 32, 17, 0, 1, 8, POWER, N4},
+    {"IQ4_NL", 32, 18, 0, 1, 16, HALF, N4},
+    {"Q2_K", 256, 84, 32, 8, 16, SUB4_MIN_2, B2},
+    {"Q3_K", 256, 110, 16, 8, 16, SUB8_2, B2_B1},
+    {"Q4_K", 256, 144, 32, 8, 16, SUB8_MIN, N4},
+    {"Q5_K", 256, 176, 32, 8, 16, SUB8_MIN, N4_B1},
+    {"Q6_K", 256, 210, 16, 8, 16, SUB8_2, N4_B2},
+    {"IQ4_XS", 256, 136, 16, 8, 8, SUB8, N4},
+    {"INT4_32", 32, 24, 0, 1, 64, FLOAT_MIN, N4},
+    {"INT4_128", 128, 72, 64, 4, 0, FLOAT_MIN, N4},
+    {"INT8_32", 32, 40, 0, 1, 64, FLOAT_MIN, PAIRS},
+    {"INT8_128", 128, 136, 64, 4, 0, FLOAT_MIN, PAIRS},
+    {"F8_E4M3_32", 32, 36, 0, 1, 32, FLOAT, BYTES},
+    {"F8_E5M2_32", 32, 36, 0, 1, 32, FLOAT, BYTES},
+    {"NF4_32", 32, 20, 0, 1, 32, FLOAT, N4},
+    {"FP4_32", 32, 20, 0, 1, 32, FLOAT, N4},
+    {"E2M1_16", 16, 12, 0, 1, 64, FLOAT_2, N4},
+    {"IQ1_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},
+    {"IQ2_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},
+    {"IQ3_CODES", 16, 12, 0, 1, 64, FLOAT_2, N4},
 };
 
 constexpr int64_t kNear = 2048;  // bytes ahead within a panel that memory needs to be asked for

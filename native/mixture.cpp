@@ -61,7 +61,7 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
 
     const int tasks = static_cast<int>(routes_.tasks.size());
     const Place hidden = {m.hidden, m.inner, pairs};
-    const int64_t only_floats[FORM_COUNT] = {m.hidden[FORM_FLOAT], kNone, kNone};
+    const int64_t only_floats[FORM_COUNT] = {m.hidden[FORM_FLOAT], kNone, kNone, kNone};
     const Place gated = {m.reordered ? only_floats : m.hidden, m.inner, pairs};
     pool_->each_nearby(m.gate_up.front().starts, tasks, worker, [&](int item, int n) {
         const ExpertTask& task = routes_.tasks[n];
@@ -86,7 +86,7 @@ void Program::mixture_pass(const Instruction& i, const Context& c, int first, in
             pack_row(hidden, row, p);
         });
     } else if (m.hidden[FORM_INT16] != kNone) {
-        const int64_t at[FORM_COUNT] = {kNone, kNone, m.hidden[FORM_INT16]};
+        const int64_t at[FORM_COUNT] = {kNone, kNone, m.hidden[FORM_INT16], kNone};
         pool_->each(pairs, worker,
                     [&](int p, int) { pack_row({at, m.inner, pairs}, floats(m.hidden[FORM_FLOAT], p, m.inner), p); });
     }

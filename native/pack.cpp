@@ -240,16 +240,17 @@ void put_planes(const uint8_t* q, int first, int count, int column, uint8_t* pla
     }
 }
 
-// Float kinds: [k][column], rows of the file strided.
-template <class Bits>
+// Float kinds: [k][column], rows of the file strided; with PAIRED, [k / 2][column][2], the second of two k first.
+template <class Bits, bool PAIRED>
 void pack_plain(const Panels& part, const StoredRows& rows, int panel, uint8_t* out) {
     for (int column = 0; column < kColumns; ++column) {
         const int row = panel * kColumns + column;
         if (row >= rows.n_out) break;
         const uint8_t* source = rows.data + row * rows.row_stride;
-        uint8_t* to = out + column * sizeof(Bits);
         for (int k = 0; k < part.n_in; ++k) {
-            std::memcpy(to + int64_t{k} * kColumns * sizeof(Bits), source + int64_t{k} * sizeof(Bits), sizeof(Bits));
+            const int64_t at =
+                PAIRED ? int64_t{k / 2 * kColumns + column} * 2 + 1 - k % 2 : int64_t{k} * kColumns + column;
+            std::memcpy(out + at * sizeof(Bits), source + int64_t{k} * sizeof(Bits), sizeof(Bits));
         }
     }
 }
@@ -281,7 +282,9 @@ using Pack = void (*)(const Panels& part, const StoredRows& rows, int panel, uin
 Pack packer(const KindInfo& info) {
     switch (info.planes) {
         case ELEMENTS:
-            return info.block_bytes == 4 ? pack_plain<uint32_t> : pack_plain<uint16_t>;
+            return info.block_bytes == 4 ? pack_plain<uint32_t, false> : pack_plain<uint16_t, false>;
+        case ELEMENT_PAIRS:
+            return pack_plain<uint16_t, true>;
         case N4:
             return pack_blocks<N4>;
         case N4_B1:

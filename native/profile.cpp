@@ -67,7 +67,7 @@ std::string name_of(const Instruction& i) {
     const bool experts = i.op == Op::Experts;
     const Factor& factor = experts ? i.mixture->gate_up.front() : i.factor;
     if (!factor.weight) return name;
-    static const char* const forms[FORM_COUNT] = {"float32", "int8", "int16"};
+    static const char* const forms[FORM_COUNT] = {"float32", "int8", "int16", "bfloat16"};
     std::vector<std::string> parts, inputs;
     const auto once = [](std::vector<std::string>& list, const char* word) {
         if (std::find(list.begin(), list.end(), word) == list.end()) list.push_back(word);
@@ -191,7 +191,8 @@ Roofline measure_roofline(Pool& pool) {
         });
         found.bytes_per_second = kReadBytes / seconds;
     }
-    int64_t (*const multiply[FORM_COUNT])(int64_t) = {table.multiply_float, table.multiply_int8, table.multiply_int16};
+    int64_t (*const multiply[FORM_COUNT])(int64_t) = {table.multiply_float, table.multiply_int8, table.multiply_int16,
+                                                      table.multiply_bfloat16};
     for (int form = 0; form < FORM_COUNT; ++form) {
         int64_t operations = 0;  // of one thread
         const double seconds = shortest([&] {

@@ -233,6 +233,7 @@ void Program::pack_row(const Place& place, const float* x, int64_t row) const {
     const auto [at, width, rows] = place;
     if (at[FORM_INT8] != kNone) kernels_.pack_int8(x, width, act8(at[FORM_INT8], width, rows), row);
     if (at[FORM_INT16] != kNone) kernels_.pack_int16(x, width, act16(at[FORM_INT16], width, rows), row);
+    if (at[FORM_BFLOAT16] != kNone) kernels_.pack_bfloat16(x, width, floats(at[FORM_BFLOAT16], row, width), 0);
 }
 
 void Program::step(const Instruction& i, const Context& c) {
@@ -387,6 +388,10 @@ void Program::product(const Factor& factor, const Place& x, int part, int panel,
             kernels_.linear_int16[weight.kind](weight, panel, panels, act16(x.at[FORM_INT16], x.width, x.rows), row,
                                                rows, out, stride);
             break;
+        case FORM_BFLOAT16:
+            kernels_.linear_bfloat16(weight, panel, panels, floats(x.at[FORM_BFLOAT16]), x.width, row, rows, out,
+                                     stride, buffer);
+            break;
         default:
             kernels_.linear_float[weight.kind](weight, panel, panels, floats(x.at[FORM_FLOAT]), x.width, row, rows, out,
                                                stride, buffer);
@@ -465,6 +470,9 @@ void Program::gated_tile(const Factor& factor, const Place& x, const Place& out,
         float* result = kept ? floats(out.at[FORM_FLOAT], row + r, out.width) + column : gated;
         kernels_.gate(gated, ups + r * kWide, terms, columns, result);
         if (packed) kernels_.pack_int8(result, columns, group, row + r);
+        if (out.at[FORM_BFLOAT16] != kNone) {
+            kernels_.pack_bfloat16(result, columns, floats(out.at[FORM_BFLOAT16], row + r, out.width), column);
+        }
     }
 }
 

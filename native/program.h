@@ -45,7 +45,7 @@ enum class Op {
 };
 
 // How a part of a weight takes its input.
-enum Form : int { FORM_FLOAT, FORM_INT8, FORM_INT16, FORM_COUNT };
+enum Form : int { FORM_FLOAT, FORM_INT8, FORM_INT16, FORM_BFLOAT16, FORM_COUNT };
 
 // Columns of a product that one work item computes: panels of one part.
 struct Tile {
@@ -97,8 +97,8 @@ struct Mixture {
     bool reordered = false;  // whether any of `down` has columns: `hidden` then has its floats
     int pass_rows = 0;
     int64_t logits = kNone;
-    int64_t given[FORM_COUNT] = {kNone, kNone, kNone};   // inputs
-    int64_t hidden[FORM_COUNT] = {kNone, kNone, kNone};  // gated products
+    int64_t given[FORM_COUNT] = {kNone, kNone, kNone, kNone};   // inputs
+    int64_t hidden[FORM_COUNT] = {kNone, kNone, kNone, kNone};  // gated products
     int64_t results = kNone;
 };
 
@@ -111,13 +111,13 @@ struct OwnedNorm {
 // One instruction; an op uses the fields it needs. Offsets are bytes into the arena.
 struct Instruction {
     Op op;
-    int64_t in[FORM_COUNT] = {kNone, kNone, kNone};  // the input in each form
+    int64_t in[FORM_COUNT] = {kNone, kNone, kNone, kNone};  // the input in each form
     int64_t residual = kNone;
     int64_t rotary = kNone;
     // The factor of activate, the other summand, the row to be like, the gate of blend, the coefficients of mix.
     int64_t other = kNone;
     std::vector<int64_t> streams;  // mix; store_latent: q_latent, q_rope, latent, k_rope
-    int64_t out[FORM_COUNT] = {kNone, kNone, kNone};
+    int64_t out[FORM_COUNT] = {kNone, kNone, kNone, kNone};
     int width = 0;  // of the input
     int out_width = 0;
     float scale = 1;       // embed, add, linear, logits

@@ -1,7 +1,7 @@
 """The native kernels (native/bindings.cpp): present on x86-64 Linux only; load it with `octavo.devices.cpu.native`.
 
-Offsets are bytes into a program's arena; three of them stand for the forms of an activation (float32, int8, int16),
--1 where there is none. Arrays must have been checked (`octavo.ops.check`).
+Offsets are bytes into a program's arena; four of them stand for the forms of an activation (float32, int8,
+int16, bfloat16), -1 where there is none. Arrays must have been checked (`octavo.ops.check`).
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,13 @@ def missing_features() -> str:
     """Names of the instruction sets the kernels need and this CPU lacks; "" when it has all."""
 
 def kernels() -> str:
-    """The tier of kernels of this process, "avx2" or "avx512": what the environment variable OCTAVO_CPU_KERNELS says,
-    else the fastest that the CPU can run. Raises RuntimeError where it cannot run that, or there is no such tier."""
+    """The tier of kernels of this process, "avx2", "avx512" or "avx512bf16": what the environment variable
+    OCTAVO_CPU_KERNELS says, else the fastest that the CPU can run. Raises RuntimeError where it cannot run that, or
+    there is no such tier."""
 
-def choose_kernels(leaf1_ecx: int, leaf7_ebx: int, leaf7_ecx: int, xcr0: int, wanted: str) -> str:
+def choose_kernels(
+    leaf0_ebx: int, leaf1_ecx: int, leaf7_ebx: int, leaf7_ecx: int, leaf7_1_eax: int, xcr0: int, wanted: str
+) -> str:
     """The same for a CPU with these cpuid registers and this extended control register 0, and a wish or ""."""
 
 def noise_bits(
@@ -49,7 +52,7 @@ def unpack(pool: Pool, weight: Weight, out: npt.NDArray[np.float32]) -> None:
     """Exact float32 values to `out` [n_out, n_in]."""
 
 def copy_blocks(cache: KVCache, group: int, pairs: npt.NDArray[np.int32], /) -> None: ...
-def measure_roofline(pool: Pool) -> tuple[float, tuple[float, float, float]]:
+def measure_roofline(pool: Pool) -> tuple[float, tuple[float, float, float, float]]:
     """Bytes per second read from memory, and operations per second with inputs of each form; takes a second."""
 
 def trace_phase(
@@ -251,7 +254,7 @@ class Model:
     def start_profile(self) -> None:
         """Time the operations of steps from here on."""
 
-    def stop_profile(self) -> list[tuple[bool, str, int, float, int, tuple[int, int, int]]]:
+    def stop_profile(self) -> list[tuple[bool, str, int, float, int, tuple[int, int, int, int]]]:
         """Per kind of steps and operation: whether the steps are decodes, name, calls, seconds, bytes, and operations
         with inputs of each form."""
 

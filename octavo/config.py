@@ -235,7 +235,7 @@ class EngineConfig:
         "auto",
         "device",
         "Type of activations in matrix products on the CPU; float32 is the most exact, int8 the fastest.",
-        choices=("auto", "float32", "int16", "int8"),
+        choices=("auto", "float32", "int16", "bfloat16", "int8"),
     )
 
     # -- server

@@ -219,7 +219,7 @@ def _activations(config: EngineConfig) -> Fact:
     """What start-up would say of activations, by what the weights are."""
     from octavo.resolve import activations
 
-    kinds = {"2 to 6 bits": "Q4_K", "8 bits": "Q8_0", "plain": "BF16"}
+    kinds = {"2 to 6 bits": "Q4_K", "8 bits": "Q8_0", "bfloat16": "BF16", "other floats": "F32"}
     told = {name: activations(config, frozenset({kind}))[1] for name, kind in kinds.items()}
     return list(dict.fromkeys(told.values()))
 

@@ -80,6 +80,8 @@ def activations(config: EngineConfig, kinds: frozenset[str]) -> tuple[str, str]:
         return "int16", "activations int16 because the weights have 8 bits"
     if multiplied & QUANTIZED_FLOATS:
         return "float32", "activations float32 because the weights are quantized to floats"
+    if "BF16" in multiplied:
+        return "bfloat16", "activations bfloat16 because the weights are (--cpu-activations float32 is exact)"
     return "float32", "activations float32 because the weights are not quantized"
 
 

@@ -11,7 +11,7 @@ namespace {
 
 using octavo::kKinds;
 
-constexpr bool is_quantized(int kind) { return kKinds[kind].planes != octavo::ELEMENTS; }
+constexpr bool is_quantized(int kind) { return kKinds[kind].scales != octavo::NO_SCALES; }
 // Values are integers times scales (and minima); the rest are floats that only the float path reads.
 constexpr bool has_integers(int kind) {
     return is_quantized(kind) && kKinds[kind].planes != octavo::BYTES && kind != octavo::NF4_32 &&

@@ -89,4 +89,7 @@ void fill(Kernels& table) {
 
 }  // namespace
 
-void octavo::fill_linear_float_avx2(Kernels& table) { fill<0>(table); }
+void octavo::fill_linear_float_avx2(Kernels& table) {
+    fill<0>(table);
+    table.linear_bfloat16 = linear<BF16>;
+}

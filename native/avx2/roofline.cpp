@@ -28,5 +28,6 @@ void octavo::fill_roofline_avx2(Kernels& table) {
     table.multiply_float = multiply_float;
     table.multiply_int8 = multiply_int8;
     table.multiply_int16 = multiply_int16;
+    table.multiply_bfloat16 = multiply_float;
     table.read = read<__m256i>;
 }

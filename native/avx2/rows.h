@@ -303,6 +303,14 @@ void pack_int16(const float* x, int width, const Act16& out, int64_t row) {
     out.scale[row] = by.scale;
 }
 
+// As the products of this unit read them: float32.
+template <class V>
+void pack_bfloat16(const float* x, int width, float* row, int first) {
+    for (int i = 0; i < width; i += kLanes<V>) {
+        store(row + first + i, width - i, to_bfloat16(load<V>(x + i, width - i)));
+    }
+}
+
 template <class V>
 void fill_rows(Kernels& table) {
     table.norm = norm<V>;
@@ -317,6 +325,7 @@ void fill_rows(Kernels& table) {
     table.cap = cap<V>;
     table.pack_int8 = pack_int8<V>;
     table.pack_int16 = pack_int16<V>;
+    table.pack_bfloat16 = pack_bfloat16<V>;
 }
 
 }  // namespace

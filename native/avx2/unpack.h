@@ -96,8 +96,9 @@ void unpack(const uint8_t* panel, int first, int cells, float* out, int64_t stri
                 } else if constexpr (KIND == F16) {
                     v = load_halves(at + k * 16);
                 } else {
-                    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + k * 16));
-                    v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+                    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + k / 2 * 32));
+                    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+                    v = _mm256_castsi256_ps(k % 2 == 0 ? _mm256_and_si256(pairs, upper) : _mm256_slli_epi32(pairs, 16));
                 }
                 _mm256_storeu_ps(out + k * stride, v);
             }

@@ -9,7 +9,7 @@ from octavo.ops.contract import OpTime, Roofline
 
 PLAN = "plan"
 """Every step has one: the cutting of its attention into work items."""
-FORMS = ("float32", "int8", "int16")
+FORMS = ("float32", "int8", "int16", "bfloat16")
 """Types of the inputs of multiply-adds, in the order of `OpTime.operations`."""
 KINDS = {"prefill": False, "decode": True}
 """Steps that have tokens of a prompt, and those that have one token of each sequence."""

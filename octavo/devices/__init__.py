@@ -21,9 +21,9 @@ def select_device(name: str, threads: int | None, activations: str) -> Device:
     """The device called `name`: "cpu" (native kernels; also what "auto" means), "reference" (numpy, slow) or "torch"
     (eager, for tests).
 
-    `threads` and `activations` ("float32", "int16" or "int8": what the inputs of matrix products are rounded to) are
-    for "cpu" (None: as many threads as this process may use); the others compute in float32. Raises ValueError for an
-    unknown name, DeviceUnavailable where the device cannot run here.
+    `threads` and `activations` ("float32", "int16", "bfloat16" or "int8": what the inputs of matrix products are
+    rounded to) are for "cpu" (None: as many threads as this process may use); the others compute in float32. Raises
+    ValueError for an unknown name, DeviceUnavailable where the device cannot run here.
     """
     if name in ("cpu", "auto"):
         from octavo.devices.cpu.device import CpuDevice

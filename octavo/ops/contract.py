@@ -536,8 +536,8 @@ class OpTime(NamedTuple):
     """On the clock, by all threads at once."""
     bytes: int
     """Of weights and of the KV cache that had to be read or written; activations stay in the processor's caches."""
-    operations: tuple[int, int, int]
-    """With inputs of float32, int8 and int16; a multiply-add counts as two."""
+    operations: tuple[int, int, int, int]
+    """With inputs of float32, int8, int16 and bfloat16; a multiply-add counts as two."""
 
 
 class Roofline(NamedTuple):
@@ -545,7 +545,7 @@ class Roofline(NamedTuple):
 
     bytes_per_second: float
     """Read from memory."""
-    operations_per_second: tuple[float, float, float]
+    operations_per_second: tuple[float, float, float, float]
     """As `OpTime.operations` counts them."""
 
     def seconds(self, time: OpTime) -> float:

@@ -71,7 +71,7 @@ def test_it_says_what_start_up_would_say() -> None:
     assert found == {"device": ["cpu", *device.notes], "activations": ["activations int16 as asked"]}
     assert "because of --dtype float32" in told(OCTAVO_DTYPE="float32")["choices at start-up"]["activations"][0]
     assert told("--device", "reference")["choices at start-up"]["device"][0] == "reference"
-    assert len(told()["choices at start-up"]["activations"]) == 3
+    assert len(told()["choices at start-up"]["activations"]) == 4
 
 
 def test_secrets_are_left_out() -> None:

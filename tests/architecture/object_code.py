@@ -27,10 +27,10 @@ MULTIPLY_ADDS = ("vfmadd", "vfnmadd", "vpmadd", "vpdp", "vdpbf")
 
 ROOT = Path(__file__).parents[2]
 
-WIDTHS = {"": 128, "avx2": 256, "avx512": 512}
+WIDTHS = {"": 128, "avx2": 256, "avx512": 512, "avx512bf16": 512}
 """Folders under native/, and the bits of a register that instructions of their objects may use."""
 
-PRODUCTS = ("attention", "linear_float", "linear_int16", "linear_int8")
+PRODUCTS = ("attention", "linear_bfloat16", "linear_float", "linear_int16", "linear_int8")
 """Units that must have hot loops."""
 
 
@@ -168,7 +168,7 @@ def faults(folder: str, unit: str, found: list[Function]) -> list[str]:
             wrong.append(f"{function.name}: a loop writes {spills} vectors to the stack")
         if unit in READERS and "few_rows<" in function.name and not function.fetches():
             wrong.append(f"{function.name}: the loop that reads weights does not ask for them ahead")
-    fused = any(i.name.startswith("vfmadd") for f in found for loop in f.hot_loops() for i in loop)
+    fused = any(i.name.startswith(("vfmadd", "vdpbf16ps")) for f in found for loop in f.hot_loops() for i in loop)
     if folder and unit in PRODUCTS and not fused:
         wrong.append("no loop has a fused multiply-add")
     return [f"native/{folder}{'/' if folder else ''}{unit}.cpp: {one}" for one in wrong]

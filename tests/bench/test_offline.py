@@ -122,15 +122,15 @@ class Timed:
     def stop_profile(self) -> list[OpTime]:
         self.calls.append("stop")
         return [
-            OpTime(False, "plan", 1, 0.001, 0, (0, 0, 0)),
-            OpTime(False, "linear Q4_0 int8", 10, 0.003, 1_000_000, (0, 600_000_000, 0)),
-            OpTime(True, "plan", 4, 0.004, 0, (0, 0, 0)),
-            OpTime(True, "attend", 40, 0.012, 60_000_000, (6_000_000, 0, 0)),
+            OpTime(False, "plan", 1, 0.001, 0, (0, 0, 0, 0)),
+            OpTime(False, "linear Q4_0 int8", 10, 0.003, 1_000_000, (0, 600_000_000, 0, 0)),
+            OpTime(True, "plan", 4, 0.004, 0, (0, 0, 0, 0)),
+            OpTime(True, "attend", 40, 0.012, 60_000_000, (6_000_000, 0, 0, 0)),
         ]
 
     def roofline(self) -> Roofline:
         self.calls.append("roofline")
-        return Roofline(10e9, (100e9, 400e9, 200e9))
+        return Roofline(10e9, (100e9, 400e9, 200e9, 150e9))
 
 
 def test_a_profile_of_the_measured_batches(
@@ -143,7 +143,8 @@ def test_a_profile_of_the_measured_batches(
     assert result == json.loads(file.read_text())
     host = sum(result["latencies"]) - 0.02
     assert result["profile"]["host_seconds"] == pytest.approx(host)
-    assert result["profile"]["roofline"]["operations_per_second"] == {"float32": 1e11, "int8": 4e11, "int16": 2e11}
+    peaks = result["profile"]["roofline"]["operations_per_second"]
+    assert peaks == {"float32": 1e11, "int8": 4e11, "int16": 2e11, "bfloat16": 1.5e11}
     attend, plan = result["profile"]["decode"]["operations"]
     assert (plan["name"], plan["of_roofline"], attend["name"]) == ("plan", None, "attend")
     assert attend["of_roofline"] == pytest.approx(0.5)  # 6 ms of the memory, of 12
@@ -158,7 +159,8 @@ def test_a_profile_of_the_measured_batches(
         ["plan", "1", "1.000", "25.0%"],
     ]
     assert lines[at + 8].startswith(f"Host, beside the steps: {1000 * host / 5:.3f} ms per step, ")
-    assert lines[at + 9] == "Roofline: 10.0 GB/s read, 100 GOP/s float32, 400 GOP/s int8, 200 GOP/s int16"
+    peaks = "100 GOP/s float32, 400 GOP/s int8, 200 GOP/s int16, 150 GOP/s bfloat16"
+    assert lines[at + 9] == f"Roofline: 10.0 GB/s read, {peaks}"
 
 
 def test_a_device_that_does_not_time_its_operations(llm: LLM, engine: ScriptEngine) -> None:

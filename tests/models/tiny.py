@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,17 @@ def make(name: str, folder: Path, seed: int = 0) -> tuple[Path, Any]:
     if variant.rewrite is not None:
         _rewrite(path, variant.rewrite)
     return path, model
+
+
+def save_bfloat16(path: Path, folder: Path) -> Path:
+    """Copy the checkpoint in `path` to `folder` with its values rounded to bfloat16; returns `folder`."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(path, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: value.to(torch.bfloat16) for name, value in tensors.items()}, folder / "model.safetensors")
+    return folder
 
 
 def _rewrite(path: Path, rewrite: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:

@@ -25,27 +25,34 @@ ROOT = Path(__file__).parents[2]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 130)
 """Every number of rows that has code of its own, and some that are cut into several of these."""
 
+LEAF0_EBX = {"AMD": 0x68747541}
 LEAF1_ECX = {"FMA": 1 << 12, "XSAVE": 1 << 27, "F16C": 1 << 29}
 LEAF7_EBX = {
     **{"AVX2": 1 << 5, "BMI2": 1 << 8, "AVX-512 F": 1 << 16, "AVX-512 DQ": 1 << 17},
     **{"AVX-512 BW": 1 << 30, "AVX-512 VL": 1 << 31},
 }
 LEAF7_ECX = {"AVX-512 VNNI": 1 << 11}
+LEAF7_1_EAX = {"AVX-512 BF16": 1 << 5}
 XCR0 = {"SSE state": 1 << 1, "AVX state": 1 << 2, "masks": 1 << 5, "upper halves": 1 << 6, "upper registers": 1 << 7}
+WORDS = (LEAF0_EBX, LEAF1_ECX, LEAF7_EBX, LEAF7_ECX, LEAF7_1_EAX, XCR0)
+EVERYTHING = {name for words in WORDS for name in words}
 FOR_AVX2 = {"FMA", "F16C", "AVX2", "BMI2", "SSE state", "AVX state"}
-EVERYTHING = {name for words in (LEAF1_ECX, LEAF7_EBX, LEAF7_ECX, XCR0) for name in words}
+FOR_AVX512 = EVERYTHING - {"AMD", "AVX-512 BF16"}
 
 
 def chosen(features: set[str], wanted: str = "") -> str:
     """The tier that a CPU with these features gets."""
-    words = [sum(words[name] for name in features & words.keys()) for words in (LEAF1_ECX, LEAF7_EBX, LEAF7_ECX, XCR0)]
+    words = [sum(words[name] for name in features & words.keys()) for words in WORDS]
     return str(load_native().choose_kernels(*words, wanted))
 
 
 def test_the_fastest_tier_that_the_cpu_has() -> None:
-    assert chosen(EVERYTHING) == "avx512"
+    assert chosen(EVERYTHING) == "avx512bf16"
+    assert chosen(FOR_AVX512) == "avx512"
     assert chosen(FOR_AVX2) == "avx2"
-    for missing in EVERYTHING - FOR_AVX2 - {"XSAVE"}:
+    for missing in EVERYTHING - FOR_AVX512:  # multiply-adds of bfloat16 are slow on the processors of others than AMD
+        assert chosen(EVERYTHING - {missing}) == "avx512", missing
+    for missing in FOR_AVX512 - FOR_AVX2 - {"XSAVE"}:
         assert chosen(EVERYTHING - {missing}) == "avx2", missing
     for missing in FOR_AVX2:
         with pytest.raises(RuntimeError, match="this CPU lacks .*, which the kernels called avx2 need"):
@@ -55,11 +62,14 @@ def test_the_fastest_tier_that_the_cpu_has() -> None:
 def test_a_tier_that_was_asked_for() -> None:
     assert chosen(EVERYTHING, "avx2") == "avx2"
     assert chosen(EVERYTHING, "avx512") == "avx512"
+    assert chosen(EVERYTHING - {"AMD"}, "avx512bf16") == "avx512bf16"
+    with pytest.raises(RuntimeError, match="this CPU lacks AVX-512 BF16, which the kernels called avx512bf16 need"):
+        chosen(FOR_AVX512, "avx512bf16")
     with pytest.raises(RuntimeError, match="this CPU lacks AVX-512 VNNI, which the kernels called avx512 need"):
         chosen(EVERYTHING - {"AVX-512 VNNI"}, "avx512")
     with pytest.raises(RuntimeError, match="lacks operating-system support for AVX-512, which"):
         chosen(EVERYTHING - {"masks"}, "avx512")
-    with pytest.raises(RuntimeError, match="there are no kernels called 'sse'; there are avx2, avx512"):
+    with pytest.raises(RuntimeError, match="there are no kernels called 'sse'; there are avx2, avx512, avx512bf16"):
         chosen(EVERYTHING, "sse")
 
 
@@ -84,11 +94,11 @@ def test_the_environment_chooses() -> None:
 def products() -> dict[str, F32]:
     """Of every kind of weights and of activations: random rows, each number of them on its own, times a matrix whose
     last panel has no neighbour; and with more columns than a pass over them takes, the last of which is shorter and, of
-    floats, ends within a cell."""
+    floats, ends within a cell, or does not."""
     rng = np.random.default_rng(0)
     found: dict[str, F32] = {}
-    for kind in KINDS:
-        n_out, n_in = 83, 1797 if KINDS[kind][0] == 1 else 1792
+    for kind, n_in in (*((kind, 1792) for kind in KINDS), *((kind, 1797) for kind in KINDS if KINDS[kind][0] == 1)):
+        n_out = 83
         stored, x = random_stored(kind, n_out, n_in, rng), rng.standard_normal((max(ROWS), n_in), np.float32)
         for activations in get_args(Activations):
             dev, pages = CpuDevice(1, activations), Pages(1, 144)
@@ -100,7 +110,7 @@ def products() -> dict[str, F32]:
                 pages,
             )
             for rows in ROWS:
-                found[f"{kind} {activations} {rows}"] = model.raw_logits(pages.step([Span(0, 0, range(rows))]))
+                found[f"{kind} {n_in} {activations} {rows}"] = model.raw_logits(pages.step([Span(0, 0, range(rows))]))
     return found
 
 
@@ -158,25 +168,29 @@ def single_rows() -> dict[str, F32]:
     return found
 
 
-needs_two = pytest.mark.skipif(load_native().kernels() == "avx2", reason="this CPU, or the environment, has one tier")
+TIERS = ("avx2", "avx512", "avx512bf16")
+BELOW = TIERS[: TIERS.index(load_native().kernels())]
+needs_two = pytest.mark.skipif(not BELOW, reason="this CPU, or the environment, has one tier")
 
 
 @needs_two
 @pytest.mark.parametrize("results", [products, attention, single_rows])
 def test_the_bits_are_the_same_in_all_tiers(tmp_path: Path, results: Callable[[], dict[str, F32]]) -> None:
-    path, name = str(tmp_path / "avx2.npz"), results.__name__
-    code = f"import numpy; from tests.ops.test_native_tiers import {name}; numpy.savez({path!r}, **{name}())"
-    done = in_tier("avx2", "-c", code)
-    assert done.returncode == 0, done.stderr
-    slow, fast = np.load(path), results()
-    assert fast
-    for case, values in fast.items():
-        assert np.isfinite(values).all(), case
-        assert np.array_equal(values.view(np.uint32), slow[case].view(np.uint32)), case
+    name, fast = results.__name__, results()
+    assert fast and all(np.isfinite(values).all() for values in fast.values())
+    for tier in BELOW:
+        path = str(tmp_path / f"{tier}.npz")
+        code = f"import numpy; from tests.ops.test_native_tiers import {name}; numpy.savez({path!r}, **{name}())"
+        done = in_tier(tier, "-c", code)
+        assert done.returncode == 0, done.stderr
+        slow = np.load(path)
+        for case, values in fast.items():
+            assert np.array_equal(values.view(np.uint32), slow[case].view(np.uint32)), (tier, case)
 
 
 @needs_two
-def test_the_tier_below_passes_its_tests_on_this_cpu() -> None:
-    names = ("integers", "attention", "parts", "sampling")
-    done = in_tier("avx2", "-m", "pytest", "-q", *(f"tests/ops/test_native_{name}.py" for name in names))
+@pytest.mark.parametrize("tier", BELOW)
+def test_the_tiers_below_pass_their_tests_on_this_cpu(tier: str) -> None:
+    names = ("integers", "bfloat16", "attention", "parts", "sampling")
+    done = in_tier(tier, "-m", "pytest", "-q", *(f"tests/ops/test_native_{name}.py" for name in names))
     assert done.returncode == 0, done.stdout[-4000:]

@@ -66,13 +66,13 @@ def test_the_counts_of_a_profile(model: tuple[CpuModel, Pages]) -> None:
         assert times[decoded, "plan"].calls == steps
         assert times[decoded, "embed F32"].calls == 2 * steps
         linear = times[decoded, "linear Q4_K/Q6_K int8"]
-        assert linear.operations == (0, 2 * rows * QKV * 256, 0) and linear.calls == steps
+        assert linear.operations == (0, 2 * rows * QKV * 256, 0, 0) and linear.calls == steps
         assert linear.bytes >= steps * QKV * 256 * 5 / 8
         gated = times[decoded, "gated Q8_0 int16"]
-        assert gated.operations == (0, 0, 2 * rows * 2 * 96 * HEADS * DIM)
+        assert gated.operations == (0, 0, 2 * rows * 2 * 96 * HEADS * DIM, 0)
         # two of the experts, however many rows
         moe = times[decoded, "moe Q4_0 int8"]
-        assert moe.operations == (0, 2 * 2 * rows * (64 * 96 + 24 * 32), 0)
+        assert moe.operations == (0, 2 * 2 * rows * (64 * 96 + 24 * 32), 0, 0)
         packed = (64 * 96 + 24 * 32) // 32 * 18
         assert 2 * steps * packed <= moe.bytes < 2.2 * steps * packed
         assert all(time.seconds >= 0 for time in times.values())
@@ -81,8 +81,8 @@ def test_the_counts_of_a_profile(model: tuple[CpuModel, Pages]) -> None:
     assert times[False, "store_kv"].bytes == 39 * token
     whole, near = times[False, "attend"], times[False, f"attend window {WINDOW}"]
     assert whole.bytes == near.bytes == 39 * token
-    assert whole.operations == (each * (30 * 31 // 2 + 9 * 10 // 2), 0, 0)
-    assert near.operations == (each * (20 * 21 // 2 + 10 * 20 + 9 * 10 // 2), 0, 0)
+    assert whole.operations == (each * (30 * 31 // 2 + 9 * 10 // 2), 0, 0, 0)
+    assert near.operations == (each * (20 * 21 // 2 + 10 * 20 + 9 * 10 // 2), 0, 0, 0)
     whole, near = times[True, "attend"], times[True, f"attend window {WINDOW}"]
     assert (whole.bytes, near.bytes) == (2 * (31 + 10) * token, 2 * (20 + 10) * token)
     assert (whole.operations[0], near.operations[0]) == (2 * each * (31 + 10), 2 * each * (20 + 10))
@@ -106,6 +106,6 @@ def test_the_roofline_of_this_machine() -> None:
 
 
 def test_what_a_device_needs_at_least() -> None:
-    roofline = Roofline(100.0, (10.0, 40.0, 20.0))
-    assert roofline.seconds(OpTime(True, "x", 1, 9.0, 300, (0, 0, 0))) == 3
-    assert roofline.seconds(OpTime(True, "x", 1, 9.0, 300, (20, 80, 20))) == 2 + 2 + 1
+    roofline = Roofline(100.0, (10.0, 40.0, 20.0, 30.0))
+    assert roofline.seconds(OpTime(True, "x", 1, 9.0, 300, (0, 0, 0, 0))) == 3
+    assert roofline.seconds(OpTime(True, "x", 1, 9.0, 300, (20, 80, 20, 30))) == 2 + 2 + 1 + 1

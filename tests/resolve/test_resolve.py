@@ -132,7 +132,10 @@ def test_types_of_the_cache(asked: str, dtype: str, token: int) -> None:
         ({"Q4_1", "Q8_0"}, "int8"),
         ({"Q6_K"}, "int8"),
         ({"Q8_0"}, "int16"),
-        ({"BF16"}, "float32"),
+        ({"BF16"}, "bfloat16"),
+        ({"BF16", "F32"}, "bfloat16"),
+        ({"F16"}, "float32"),
+        ({"BF16", "Q8_0"}, "int16"),
         ({"F32"}, "float32"),
         ({"INT4_128", "F16"}, "int8"),
         ({"TQ1_0", "F16"}, "int8"),  # is rewritten in integers of 4 bits

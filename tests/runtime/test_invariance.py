@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.models.tiny import make
+from tests.models.tiny import make, save_bfloat16
 from tests.runtime.rig import Rig, ids, request
 
 VARIANTS = ["llama", "gemma3", "mistral-window"]
@@ -159,6 +159,11 @@ def test_logprobs_asked_change_nothing(model: Model, alone) -> None:
         assert entry.rank == 1 + int((raw > raw[entry.token]).sum())
         order = sorted(range(len(raw)), key=lambda i: (-raw[i], i))[:5]
         assert [t for t, _ in entry.top] == order
+
+
+def test_bfloat16_activations_hold_too(paths, tmp_path: Path) -> None:
+    model = Model(save_bfloat16(paths["llama"], tmp_path / "rounded"))
+    assert_same(run(model, neighbours(20), activations="bfloat16"), run(model, activations="bfloat16"))
 
 
 def test_int8_and_int16_activations_hold_too(paths) -> None:

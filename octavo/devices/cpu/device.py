@@ -39,9 +39,10 @@ class CpuDevice:
     matrix, which lies in the node's memory. `nodes` states the node of each thread, from 0 on, instead: nothing is
     bound then, and the machine need not have them (tests).
 
-    `activations` fixes how the inputs of products with quantized weights are rounded: "float32" not at all, "int16" to
-    16 bits per row, "int8" to 8 bits in groups of 32 (8-bit weights and logits stay at 16). Raises DeviceUnavailable
-    where the native kernels cannot run.
+    `activations` fixes how the inputs of products are rounded: "float32" not at all; "int16", where weights are
+    quantized to integers, to 16 bits per row; "bfloat16" like that, and where weights are bfloat16 to bfloat16, but for
+    logits; "int8" like that, and where weights have 2 to 6 bits to 8 bits in groups of 32, but for logits. Raises
+    DeviceUnavailable where the native kernels cannot run.
     """
 
     name = "cpu"

@@ -16,10 +16,13 @@ from octavo.ops.check import check_router
 from octavo.ops.contract import F32, I32, Activation, AttentionShape, HeadNorm, KVSpec, Rope, Router
 from octavo.quant import LARGE_INTEGERS, SMALL_INTEGERS
 
-Activations = Literal["float32", "int16", "int8"]
+Activations = Literal["float32", "int16", "bfloat16", "int8"]
 
-FLOAT, INT8, INT16 = 0, 1, 2
+FLOAT, INT8, INT16, BFLOAT16 = FORMS = 0, 1, 2, 3
 """Forms of an activation, as native code numbers them."""
+
+ROUNDED = (INT8, INT16, BFLOAT16)
+"""Forms that are made of the float form."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 """As native code numbers them."""
@@ -53,11 +56,13 @@ class CpuWeight:
 
 
 def _form(kind: str, n_in: int, activations: Activations, head: bool) -> int:
-    small = kind in SMALL_INTEGERS
-    if activations == "float32" or not (small or kind in LARGE_INTEGERS) or n_in % GROUP:
+    if activations == "float32" or n_in % GROUP:
         return FLOAT
-    # int8 would be the largest error of weights of more bits, and of the logits.
-    return INT8 if activations == "int8" and small and not head else INT16
+    if kind in SMALL_INTEGERS and activations == "int8" and not head:
+        return INT8
+    if kind in SMALL_INTEGERS or kind in LARGE_INTEGERS:
+        return INT16  # int8 would be the largest error of weights of more bits, and of the logits
+    return BFLOAT16 if kind == "BF16" and activations in ("bfloat16", "int8") and not head else FLOAT
 
 
 class Buffer:
@@ -68,12 +73,17 @@ class Buffer:
         self.first = first
         self.last = first
         groups = rows * (width // GROUP)
-        sizes = {FLOAT: 4 * rows * width, INT8: groups * (GROUP + 12), INT16: groups * (2 * GROUP + 4) + 4 * rows}
+        sizes = {
+            FLOAT: 4 * rows * width,
+            INT8: groups * (GROUP + 12),
+            INT16: groups * (2 * GROUP + 4) + 4 * rows,
+            BFLOAT16: 4 * rows * width,  # as float32 where the CPU cannot multiply bfloat16
+        }
         self.bytes = -(-sizes[form] // ALIGNMENT) * ALIGNMENT
 
 
 class CpuArray:
-    """A recorded activation. `makes` are the integer forms that its producer can make along with it."""
+    """A recorded activation. `makes` are the rounded forms that its producer can make along with it."""
 
     def __init__(self, buffers: list[Buffer | None], width: int, makes: tuple[int, ...] = ()) -> None:
         self.buffers = buffers
@@ -125,7 +135,7 @@ class Recorder:
     # -- operations ---------------------------------------------------------------------------------------------
     def embed(self, batch: Any, table: Any, scale: float) -> CpuArray:
         self.vocab = min(table.n_out, self.vocab or table.n_out)
-        out = self._array(table.n_in, makes=(INT8, INT16))
+        out = self._array(table.n_in, makes=ROUNDED)
         self._add(lambda program, at: program.embed([at(b) for b in out.wanted()], table.packed, scale))
         return out
 
@@ -137,7 +147,7 @@ class Recorder:
                 f"from row {offset} on"
             )
         added = self._read(residual.floats)
-        out = self._array(table.n_in, makes=(INT8, INT16))
+        out = self._array(table.n_in, makes=ROUNDED)
         self._add(
             lambda program, at: program.embed_positions([at(b) for b in out.wanted()], table.packed, offset, at(added))
         )
@@ -158,7 +168,7 @@ class Recorder:
         if bias is not None:
             _same_width("norm: bias", bias.size, x.width)
         added = self._residual("norm", residual, x.width)
-        out = self._array(x.width, makes=(INT8, INT16))
+        out = self._array(x.width, makes=ROUNDED)
         source = self._read(x.floats)
         self._add(
             lambda program, at: program.norm(
@@ -176,7 +186,7 @@ class Recorder:
         if times is not None:
             _same_width("activate: times", times.width, x.width)
         source, factor = self._read(x.floats), None if times is None else self._read(times.floats)
-        out = self._array(x.width, makes=(INT8, INT16))
+        out = self._array(x.width, makes=ROUNDED)
         self._add(
             lambda program, at: program.activate(
                 at(source), [at(b) for b in out.wanted()], x.width, number, parameters, at(factor)
@@ -205,7 +215,7 @@ class Recorder:
             _same_width("gated: bias", bias.size, weight.n_out)
         forms, inputs = self._inputs("gated", x, weight, head=False)
         # A work item of 32 columns is a whole group of int8; the scale of int16 needs the row.
-        out = self._array(weight.n_out // 2, makes=(INT8,))
+        out = self._array(weight.n_out // 2, makes=(INT8, BFLOAT16))
         self._add(
             lambda program, at: program.gated(
                 [at(b) for b in inputs], [at(b) for b in out.wanted()], weight.packed, forms, bias, number, limit
@@ -258,7 +268,7 @@ class Recorder:
         whole = INT16 in wanted or any(w.columns is not None for w in down)
         hidden = self._rooms(wanted | {FLOAT} if whole else wanted, inner, pairs)
         results = self._buffer(FLOAT, width, pairs)
-        out = self._array(width, makes=(INT8, INT16))
+        out = self._array(width, makes=ROUNDED)
         self._add(
             lambda program, at: program.moe(
                 at(source),
@@ -300,7 +310,7 @@ class Recorder:
     def add(self, x: Any, y: Any, scale: float = 1.0) -> CpuArray:
         _same_width("add: y", y.width, x.width)
         first, second = self._read(x.floats), self._read(y.floats)
-        out = self._array(x.width, makes=(INT8, INT16))
+        out = self._array(x.width, makes=ROUNDED)
         self._add(lambda program, at: program.add(at(first), at(second), [at(b) for b in out.wanted()], x.width, scale))
         return out
 
@@ -308,7 +318,7 @@ class Recorder:
         _same_width("blend: gate", gate.width, 1)
         added = self._residual("blend", residual, x.width)
         source, factor = self._read(x.floats), self._read(gate.floats)
-        out = self._array(x.width, makes=(INT8, INT16))
+        out = self._array(x.width, makes=ROUNDED)
         self._add(
             lambda program, at: program.blend(at(source), at(factor), [at(b) for b in out.wanted()], x.width, at(added))
         )
@@ -324,7 +334,7 @@ class Recorder:
             )
         added = self._residual("mix", residual, width)
         factors, sources = self._read(coefficients.floats), [self._read(stream.floats) for stream in streams]
-        out = self._array(width, makes=(INT8, INT16))
+        out = self._array(width, makes=ROUNDED)
         self._add(
             lambda program, at: program.mix(
                 at(factors),
@@ -341,7 +351,7 @@ class Recorder:
     def match_rms(self, x: Any, like: Any, eps: float) -> CpuArray:
         _same_width("match_rms: like", like.width, x.width)
         source, wanted = self._read(x.floats), self._read(like.floats)
-        out = self._array(x.width, makes=(INT8, INT16))
+        out = self._array(x.width, makes=ROUNDED)
         self._add(
             lambda program, at: program.match_rms(at(source), at(wanted), [at(b) for b in out.wanted()], x.width, eps)
         )
@@ -349,7 +359,7 @@ class Recorder:
 
     def keep_top(self, x: Any, deviations: float) -> CpuArray:
         source = self._read(x.floats)
-        out = self._array(x.width, makes=(INT8, INT16))
+        out = self._array(x.width, makes=ROUNDED)
         self._add(lambda program, at: program.keep_top(at(source), [at(b) for b in out.wanted()], x.width, deviations))
         return out
 
@@ -428,7 +438,7 @@ class Recorder:
 
     def gather(self, batch: Any, x: Any) -> CpuArray:
         source = self._read(x.floats)
-        out = CpuArray([self._buffer(FLOAT, x.width, self.gathered_rows), None, None], x.width)
+        out = CpuArray(_buffers(self._buffer(FLOAT, x.width, self.gathered_rows)), x.width)
         self._add(lambda program, at: program.gather(at(source), at(out.floats), x.width))
         return out
 
@@ -468,11 +478,11 @@ class Recorder:
         return buffer
 
     def _array(self, width: int, makes: tuple[int, ...] = ()) -> CpuArray:
-        return CpuArray([self._buffer(FLOAT, width, self.rows), None, None], width, makes)
+        return CpuArray(_buffers(self._buffer(FLOAT, width, self.rows)), width, makes)
 
     def _rooms(self, forms: set[int], width: int, rows: int) -> list[Buffer | None]:
         """A buffer for each of `forms`, of the instruction about to be added alone."""
-        return [self._buffer(form, width, rows) if form in forms else None for form in (FLOAT, INT8, INT16)]
+        return [self._buffer(form, width, rows) if form in forms else None for form in FORMS]
 
     def _add(self, emit: Emit) -> None:
         self._emits.append(emit)
@@ -497,11 +507,11 @@ class Recorder:
         for form in sorted(set(forms)):
             if x.buffers[form] is None:
                 self._pack(x, form)
-        return forms, [self._read(x.buffers[f]) if f in forms else None for f in (FLOAT, INT8, INT16)]
+        return forms, [self._read(x.buffers[f]) if f in forms else None for f in FORMS]
 
     def _reordered(self, x: CpuArray, columns: I32) -> CpuArray:
         """`x` with its columns in another order."""
-        source, out = self._read(x.floats), self._array(x.width, makes=(INT8, INT16))
+        source, out = self._read(x.floats), self._array(x.width, makes=ROUNDED)
         self._add(lambda program, at: program.reorder(at(source), [at(b) for b in out.wanted()], columns))
         return out
 
@@ -513,7 +523,7 @@ class Recorder:
             packed.first = x.floats.first
             return
         source = self._read(x.floats)
-        outputs = [packed if f == form else None for f in (FLOAT, INT8, INT16)]
+        outputs = [packed if f == form else None for f in FORMS]
         self._add(lambda program, at: program.pack(at(source), [at(b) for b in outputs], x.width))
 
     def _check_shape(self, shape: AttentionShape) -> None:
@@ -527,6 +537,11 @@ class Recorder:
             raise ValueError(f"attention: {shape.heads} query heads cannot share {shape.kv_heads} KV heads evenly")
         if not 0 <= shape.layer < spec.layers or spec.group_of[shape.layer] != shape.group:
             raise ValueError(f"attention: layer {shape.layer} is not in KV group {shape.group} of the cache")
+
+
+def _buffers(floats: Buffer) -> list[Buffer | None]:
+    """By form: of a row that has no other yet."""
+    return [floats, *(None for _ in ROUNDED)]
 
 
 def _head_norm(name: str, norm: HeadNorm | None, heads: int, head_dim: int) -> HeadNorm | None:
