@@ -50,16 +50,18 @@ struct InPanels {
     }
 };
 
-// What a tile asks for meanwhile: `bytes` of each panel for every cell that it multiplies.
+// What a tile asks for meanwhile: `bytes` of each panel for every cell that it multiplies. Into the second-level cache:
+// the first has no room for it, and its few requests to memory at a time would bound the speed (2 to 8 rows take 1.5
+// times as long).
 struct Ahead {
     Four from;
     int bytes;
 
-    void fetch(int cell) const {
+    __attribute__((always_inline)) void fetch(int cell) const {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             for (int at = 0; at < bytes; at += 64) {
-                _mm_prefetch(from.panels[i] + cell * bytes + at, _MM_HINT_T0);
+                _mm_prefetch(from.panels[i] + cell * bytes + at, _MM_HINT_T1);
             }
         }
     }
@@ -116,12 +118,12 @@ constexpr TileFn<S> kTiles[kBlockRows] = {tile<S, 1, V>, tile<S, 2, V>,  tile<S,
                                           tile<S, 9, V>, tile<S, 10, V>, tile<S, 11, V>, tile<S, 12, V>};
 
 // Columns of `count` (1 to 4) panels; x and x_stride in words. Many rows meet the weights of a pass in the first-level
-// cache, where the first of their tiles brings them, and those of the next pass are on their way from memory all the
-// time; a single tile reads its weights once, in one pass.
+// cache, where the first of their tiles brings them; a single tile reads its weights once, in one pass. All the time
+// those that come next are on their way from memory: of the worker's next item, or of the next pass where items are
+// large.
 template <int KIND, class Source>
 void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int rows, float* out,
                 int64_t stride, float* scratch) {
-    constexpr int kFetchDistance = 2048;  // bytes
     constexpr int kCellBytes = kKinds[KIND].unit_bytes() / kKinds[KIND].unit_cells;
     const TileFn<Source>* tiles = count > 2 ? kTiles<Source, 2> : kTiles<Source, 1>;
     const __mmask16 last = count % 2 == 0 ? 0xffff : 0xff;
@@ -136,7 +138,8 @@ void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x
         const Source source = Source::template of<KIND>(w, panel, count, cell, size, scratch);
         for (int block = 0, row = 0; block < blocks; ++block) {
             const int these = (rows - row + blocks - block - 1) / (blocks - block);
-            const int64_t distance = blocks == 1 ? kFetchDistance : size * (kCellBytes + block * fetched);
+            const int64_t part = int64_t{block} * size * fetched;
+            const int64_t distance = (blocks > 1 && w.ahead == kNear ? size * kCellBytes : w.ahead) + part;
             const Ahead ahead = {Four(w, panel, count, int64_t{cell} * kCellBytes + distance), fetched};
             tiles[these - 1](source, ahead, depth / Source::kElements, x + row * x_stride + k / Source::kElements,
                              x_stride, out + row * stride, stride, pass == 0, last);
