@@ -57,7 +57,7 @@ def test_a_loop_that_spills(tmp_path: Path) -> None:
 def test_what_is_allowed_is_no_more_than_that(tmp_path: Path) -> None:
     found = compiled(tmp_path, LOOP.format(name="many_sums", sums=24), "-mavx2", "-mfma")
     [spilled] = found
-    few = [spilled._replace(name="few_rows<4, 4>()")]
+    few = [spilled._replace(name="some_rows<4, 4>()")]
     assert spilled.spills() > 5 and faults("avx2", "linear_int8", few)
     assert (faults("avx2", "linear_int16", few) == []) == (spilled.spills() <= 16)
 
