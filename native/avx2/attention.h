@@ -62,13 +62,28 @@ Cached find(const AttendItem& item, const HeadShape& shape, int token) {
             token % shape.block_size};
 }
 
-// Calls work(where the block is, first token) for each run of consecutive tokens of the step at `start` that has one of
-// [low, high). Only blocks with a token in the range are touched: entries of the table before it may be stale.
+// What to fetch ahead: the token, or where the item ends before its step, as much of the first step of the item that
+// follows; `at` where there is nothing.
+Cached find_ahead(const AttendItem& item, const HeadShape& shape, int token, const Cached& at) {
+    const int end = item.position + item.tokens;
+    if (token < end) return find(item, shape, token);
+    if (item.following == nullptr) return at;
+    const AttendItem& next = *item.following;
+    const int begin = attend_begin(shape, next.position);
+    token += begin / kStep * kStep - (end + kStep - 1) / kStep * kStep;
+    return token + kRun > begin && token < next.position + next.tokens ? find(next, shape, token) : at;
+}
+
+// Calls work(where the block is, where what is to be fetched meanwhile is, first token) for each run of consecutive
+// tokens of the step at `start` that has one of [low, high). Only blocks with a token in the range are touched: entries
+// of the table before it may be stale.
 template <class Work>
 void each_run(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Work& work) {
     const int run = at_most(kStep, shape.block_size);
     for (int first = start; first < start + kStep; first += run) {
-        if (first < high && first + run > low) work(find(item, shape, first), first);
+        if (first >= high || first + run <= low) continue;
+        const Cached at = find(item, shape, first);
+        work(at, find_ahead(item, shape, first + kStep, at), first);
     }
 }
 
@@ -77,11 +92,13 @@ template <class Lanes, int TYPE>
 void copy_keys(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
     const int run = at_most(kStep, size);
-    each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
+    each_run(item, shape, start, low, high, [&](const Cached& at, const Cached& ahead, int first) {
         float* k = rows.k + (first - start);
         const char* keys = at.keys + at.offset * kBytes<TYPE>;
+        const int64_t further = ahead.keys + ahead.offset * kBytes<TYPE> - keys;
         for (int i = 0; i < rows.depth; ++i, k += kStep, keys += size * kBytes<TYPE>) {
             for (int t = 0; t < run; t += Lanes::kCount) {
+                prefetch<TYPE>(keys + further + t * kBytes<TYPE>);
                 Lanes::store(k + t, Lanes::template load_as<TYPE>(keys + t * kBytes<TYPE>));
             }
         }
@@ -92,12 +109,14 @@ void copy_keys(const AttendItem& item, const HeadShape& shape, int start, int lo
 template <class Lanes, int TYPE>
 void copy_values(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     constexpr int bytes = kBytes<TYPE>;
-    each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
+    each_run(item, shape, start, low, high, [&](const Cached& at, const Cached& ahead, int first) {
+        const int64_t further = ahead.values - at.values + int64_t{ahead.offset - at.offset} * rows.depth * bytes;
         for (int t = at_least(first, low); t < at_most(first + shape.block_size, high); ++t) {
             float* v = rows.v + (t - start) * rows.wide;
             const char* values = at.values + int64_t{at.offset + t - first} * rows.depth * bytes;
             int i = 0;
             for (; i + Lanes::kCount <= rows.depth; i += Lanes::kCount) {
+                prefetch<TYPE>(values + further + i * bytes);
                 Lanes::store(v + i, Lanes::template load_as<TYPE>(values + i * bytes));
             }
             for (; i + 8 <= rows.depth; i += 8) _mm256_storeu_ps(v + i, load_eight<TYPE>(values + i * bytes));
@@ -115,7 +134,7 @@ template <int TYPE>
 void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int low, int high, const Rows& rows) {
     const int size = shape.block_size;
     const int run = at_most(kStep, size);
-    each_run(item, shape, start, low, high, [&](const Cached& at, int first) {
+    each_run(item, shape, start, low, high, [&](const Cached& at, const Cached&, int first) {
         for (int i = 0; i < rows.width; i += 8) {
             for (int t = 0; t < run; t += 8) {
                 __m256 keys[8];
@@ -129,10 +148,6 @@ void copy_latent(const AttendItem& item, const HeadShape& shape, int start, int 
             }
         }
     });
-}
-
-StepData copied(const float* elements, int64_t stride) {
-    return {stride * int64_t{sizeof(float)}, {reinterpret_cast<const char*>(elements)}, {}};
 }
 
 // Scales of the chunk at `chunk`, in runs of 16 tokens that have one of [low, high).
@@ -156,34 +171,23 @@ struct Places {
 
 // Those of the tokens [low, high) of the chunk at `chunk`. For a run of the same step that no row sees, and whose block
 // need not exist, stands another. What comes after is of the next chunk, or of the item that follows.
-Places places_of(const AttendItem& item, const HeadShape& shape, int chunk, int low, int high) {
+void find_places(const AttendItem& item, const HeadShape& shape, int chunk, int low, int high, Places& places) {
     const int64_t element = kCacheTypes[shape.type].bytes;
-    Places places;
-    const auto put = [&](int run, const AttendItem& of, int token) {
-        const Cached at = find(of, shape, token);
+    const auto put = [&](int run, const Cached& at) {
         places.keys[run] = at.keys + at.offset * element;
         places.values[run] = at.values + at.offset * shape.head_dim * element;
-    };
-    const auto stand_in = [&](int run, int other) {
-        places.keys[run] = places.keys[other];
-        places.values[run] = places.values[other];
     };
     const int first = (low - chunk) / kRun;
     const int last = (high - 1 - chunk) / kRun;
     const int after = (last / kStepRuns + 1) * kStepRuns;
-    for (int run = first; run <= last; ++run) put(run, item, chunk + run * kRun);
-    for (int run = first / kStepRuns * kStepRuns; run < first; ++run) stand_in(run, first);
-    for (int run = last + 1; run < after; ++run) stand_in(run, last);
-    const bool more = high < item.position + item.tokens;
-    const AttendItem* next = more ? &item : item.following;
-    const int from = more ? high : next != nullptr ? attend_begin(shape, next->position) / kStep * kStep : 0;
-    for (int i = 0; i < kStepRuns; ++i) {
-        const int token = from + i * kRun;
-        const bool is_there = next != nullptr && token < next->position + next->tokens &&
-                              token + kRun > attend_begin(shape, next->position);
-        is_there ? put(after + i, *next, token) : stand_in(after + i, last);
+    const Cached earliest = find(item, shape, chunk + first * kRun);
+    const Cached latest = find(item, shape, chunk + last * kRun);
+    for (int run = first / kStepRuns * kStepRuns; run < first; ++run) put(run, earliest);
+    for (int run = first; run <= last; ++run) put(run, find(item, shape, chunk + run * kRun));
+    for (int run = last + 1; run < after; ++run) put(run, latest);
+    for (int run = after; run < after + kStepRuns; ++run) {
+        put(run, find_ahead(item, shape, chunk + run * kRun, latest));
     }
-    return places;
 }
 
 // Keys (or, with VALUES, values) of the step at `start`, relative to its chunk, as they are in the cache.
@@ -191,13 +195,7 @@ template <bool VALUES>
 StepData in_place(const Places& places, const HeadShape& shape, int start) {
     const int64_t element = kCacheTypes[shape.type].bytes;
     const char* const* runs = (VALUES ? places.values : places.keys) + start / kRun;
-    StepData data;
-    data.stride = (VALUES ? shape.head_dim : shape.block_size) * element;
-    for (int i = 0; i < kStepRuns; ++i) {
-        data.at[i] = runs[i];
-        data.next[i] = runs[kStepRuns + i];
-    }
-    return data;
+    return {(VALUES ? shape.head_dim : shape.block_size) * element, runs, runs + kStepRuns};
 }
 
 using CopyFn = void (*)(const AttendItem&, const HeadShape&, int start, int low, int high, const Rows&);
@@ -238,7 +236,8 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
     const OfType& of = kOfType<Lanes>[shape.type];
     const TileFns* fns = copy ? kTiles<Lanes, COPIED> : of.tiles;
     Places places;
-    if (!copy) places = places_of(item, shape, chunk, low, high);
+    if (!copy) find_places(item, shape, chunk, low, high, places);
+    const char* const copies[] = {reinterpret_cast<const char*>(rows.k), reinterpret_cast<const char*>(rows.v)};
     // Calls work(start, first token, token after the last) for each step, and then(first row, count, tokens of the
     // chunk) for the tiles that see something of it.
     const auto each_step = [&](const auto& work, const auto& then) {
@@ -257,7 +256,7 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
         [&](int start, int first, int end) {
             if (!copy) return in_place<false>(places, shape, start - chunk);
             of.copy_keys(item, shape, start, first, end, rows);
-            return copied(rows.k, kStep);
+            return StepData{kStep * int64_t{sizeof(float)}, &copies[0], nullptr};
         },
         [&](const TileFns& tile, const StepData& keys, int row, Seen seen) { tile.dot(rows, keys, row, seen); });
     ChunkScales own;
@@ -275,7 +274,7 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
         [&](int start, int first, int end) {
             if (!copy) return in_place<true>(places, shape, start - chunk);
             (shape.latent > 0 ? of.copy_latent : of.copy_values)(item, shape, start, first, end, rows);
-            return copied(rows.v, rows.wide);
+            return StepData{rows.wide * int64_t{sizeof(float)}, &copies[1], nullptr};
         },
         [&](const TileFns& tile, const StepData& values, int row, Seen seen) {
             tile.add(rows, values, row, chunk, seen);

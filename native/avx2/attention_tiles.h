@@ -61,9 +61,9 @@ inline Seen seen_by(const Rows& rows, int row, int chunk) {
 
 // Keys, or values, of a step. Those that no row sees may be any that can be read.
 struct StepData {
-    int64_t stride;               // bytes from one element of the keys to the next; from one token's values to the next
-    const char* at[kStepRuns];    // in place, of each run; the first alone of copies
-    const char* next[kStepRuns];  // in place, of the step to come
+    int64_t stride;           // bytes from one element of the keys to the next; from one token's values to the next
+    const char* const* at;    // in place, of each run; the first alone of copies
+    const char* const* next;  // in place, of the step to come
 };
 
 // Scales of the keys and values of a chunk that have their own: they multiply scores and weights, not elements, so
