@@ -232,15 +232,16 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
     clear(rows, rows.part);
     const int low = at_least(chunk, attend_begin(shape, item.position));
     const int high = at_most(item.position + item.tokens, chunk + kChunkTokens);
-    const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0 || shape.latent > 0;
+    const bool copy = rows.count > kInPlaceRows || rows.depth % 8 != 0;
+    const bool copy_v = copy || shape.latent > 0;  // keys that are the values too have their tokens side by side
     const OfType& of = kOfType<Lanes>[shape.type];
-    const TileFns* fns = copy ? kTiles<Lanes, COPIED> : of.tiles;
     Places places;
     if (!copy) find_places(item, shape, chunk, low, high, places);
     const char* const copies[] = {reinterpret_cast<const char*>(rows.k), reinterpret_cast<const char*>(rows.v)};
     // Calls work(start, first token, token after the last) for each step, and then(first row, count, tokens of the
-    // chunk) for the tiles that see something of it.
-    const auto each_step = [&](const auto& work, const auto& then) {
+    // chunk) for the tiles that see something of it; `copied` tells what they read.
+    const auto each_step = [&](bool copied, const auto& work, const auto& then) {
+        const TileFns* fns = copied ? kTiles<Lanes, COPIED> : of.tiles;
         for (int start = low / kStep * kStep; start < high; start += kStep) {
             const int first = at_least(start, low);
             const int end = at_most(start + kStep, high);
@@ -253,6 +254,7 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
         }
     };
     each_step(
+        copy,
         [&](int start, int first, int end) {
             if (!copy) return in_place<false>(places, shape, start - chunk);
             of.copy_keys(item, shape, start, first, end, rows);
@@ -271,8 +273,9 @@ void attend_chunk(const AttendItem& item, const HeadShape& shape, const Rows& ro
         for (int r = row; r < row + count; ++r) raise_scores<Lanes>(rows, r, chunk, scales);
     });
     each_step(
+        copy_v,
         [&](int start, int first, int end) {
-            if (!copy) return in_place<true>(places, shape, start - chunk);
+            if (!copy_v) return in_place<true>(places, shape, start - chunk);
             (shape.latent > 0 ? of.copy_latent : of.copy_values)(item, shape, start, first, end, rows);
             return StepData{rows.wide * int64_t{sizeof(float)}, &copies[1], nullptr};
         },
