@@ -1,82 +1,104 @@
 // Products with float32 activations: weights become their exact float32 values in a small buffer, then one fma chain
 // per (row, column) in ascending k, whatever the number of rows.
 #include "../kernels.h"
+#include "ahead.h"
 #include "unpack.h"
 
 namespace {
 
-using namespace octavo;
-
-constexpr int kChunk = 64;  // k per pass through the buffer: with more, a single row takes a fifth longer
+constexpr int kFewRows = 3;    // that meet four panels at once: 12 of 16 registers
+constexpr int kBlockRows = 6;  // that meet two
+constexpr int kChunk = 64;     // k per pass through the buffer: with more, a single row takes a fifth longer
 static_assert(kChunk * kTileColumns <= kFloatScratch);
 
 // out[r][0 .. 8 PANELS) (+)= x[r][0 .. depth) * w; w is [depth][kTileColumns].
 template <int ROWS, int PANELS>
-void tile(const float* w, int depth, const float* x, int64_t x_stride, float* out, int64_t stride, bool first) {
+void tile(const float* w, const Ahead& ahead, int depth, const float* x, int64_t x_stride, float* out, int64_t stride,
+          bool first) {
     __m256 acc[ROWS][PANELS];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; ++p) {
             acc[r][p] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(out + r * stride + 8 * p);
         }
     }
-    for (int k = 0; k < depth; ++k) {
-        const float* columns = w + k * kTileColumns;
+    for (int start = 0; start < depth; start += kCell) {
+        ahead.fetch(start / kCell);
+        const int end = depth - start < kCell ? depth : start + kCell;
+        for (int k = start; k < end; ++k) {
+            const float* columns = w + k * kTileColumns;
+#pragma GCC unroll 6
+            for (int r = 0; r < ROWS; ++r) {
+                const __m256 a = _mm256_broadcast_ss(x + r * x_stride + k);
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) {
-            const __m256 a = _mm256_broadcast_ss(x + r * x_stride + k);
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; ++p) {
-                acc[r][p] = _mm256_fmadd_ps(a, _mm256_load_ps(columns + 8 * p), acc[r][p]);
+                for (int p = 0; p < PANELS; ++p) {
+                    acc[r][p] = _mm256_fmadd_ps(a, _mm256_load_ps(columns + 8 * p), acc[r][p]);
+                }
             }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; ++p) _mm256_storeu_ps(out + r * stride + 8 * p, acc[r][p]);
     }
 }
 
+using TileFn = void (*)(const float* w, const Ahead&, int depth, const float* x, int64_t x_stride, float* out,
+                        int64_t stride, bool first);
+
+template <int ROWS>
+constexpr TileFn kFew[4] = {tile<ROWS, 1>, tile<ROWS, 2>, tile<ROWS, 3>, tile<ROWS, 4>};
+constexpr const TileFn* kFewTiles[kFewRows] = {kFew<1>, kFew<2>, kFew<3>};
+
 template <int PANELS>
-void rows_of(const float* w, int depth, const float* x, int64_t x_stride, int rows, float* out, int64_t stride,
-             bool first) {
-    int r = 0;
-    for (; r + 3 <= rows; r += 3) {
-        tile<3, PANELS>(w, depth, x + r * x_stride, x_stride, out + r * stride, stride, first);
+constexpr TileFn kTiles[kBlockRows] = {tile<1, PANELS>, tile<2, PANELS>, tile<3, PANELS>,
+                                       tile<4, PANELS>, tile<5, PANELS>, tile<6, PANELS>};
+
+// Columns of `count` (1 to 4) panels.
+template <int KIND>
+void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int rows, float* out,
+                int64_t stride, float* scratch) {
+    constexpr int kCellBytes = kKinds[KIND].unit_bytes() / kKinds[KIND].unit_cells;
+    const bool few = rows <= kFewRows;
+    const int blocks = (rows + kBlockRows - 1) / kBlockRows;
+    const int fetched = (kCellBytes / blocks + 63) / 64 * 64;
+    for (int k = 0; k < w.n_in; k += kChunk) {
+        const int depth = w.n_in - k < kChunk ? w.n_in - k : kChunk;
+        const int cells = (depth + kCell - 1) / kCell;
+        for (int i = 0; i < count; ++i) {
+            unpack<KIND>(w.data + (panel + i) * w.panel_bytes, k / kCell, cells, scratch + 8 * i, kTileColumns);
+        }
+        for (int block = 0, row = 0; block < blocks; ++block) {
+            const int these = (rows - row + blocks - block - 1) / (blocks - block);
+            const int64_t place = int64_t{k / kCell} * kCellBytes;
+            const int64_t part = int64_t{block} * cells * fetched;
+            const int64_t distance = w.ahead == kNear && blocks > 1 ? cells * kCellBytes : w.ahead;
+            const Ahead ahead = {Four(w, panel, count, place + distance + part), fetched};
+            const Ahead nothing = {ahead.from, 0};
+            const float* from = x + row * x_stride + k;
+            float* to = out + row * stride;
+            if (few) {
+                kFewTiles[these - 1][count - 1](scratch, ahead, depth, from, x_stride, to, stride, k == 0);
+            } else {
+                for (int p = 0; p < count; p += 2) {
+                    const TileFn* tiles = count - p == 1 ? kTiles<1> : kTiles<2>;
+                    tiles[these - 1](scratch + 8 * p, p == 0 ? ahead : nothing, depth, from, x_stride, to + 8 * p,
+                                     stride, k == 0);
+                }
+            }
+            row += these;
+        }
     }
-    if (rows - r == 2) tile<2, PANELS>(w, depth, x + r * x_stride, x_stride, out + r * stride, stride, first);
-    if (rows - r == 1) tile<1, PANELS>(w, depth, x + r * x_stride, x_stride, out + r * stride, stride, first);
 }
 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int row, int rows, float* out,
             int64_t stride, float* scratch) {
-    x += row * x_stride;
     for (int p = 0; p < count; p += 4) {
-        const int panels = count - p < 4 ? count - p : 4;
-        for (int k = 0; k < w.n_in; k += kChunk) {
-            const int depth = w.n_in - k < kChunk ? w.n_in - k : kChunk;
-            for (int i = 0; i < panels; ++i) {
-                const uint8_t* data = w.data + (panel + p + i) * w.panel_bytes;
-                unpack<KIND>(data, k / kCell, (depth + kCell - 1) / kCell, scratch + 8 * i, kTileColumns);
-            }
-            float* to = out + 8 * p;
-            switch (panels) {
-                case 1:
-                    rows_of<1>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
-                    break;
-                case 2:
-                    rows_of<2>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
-                    break;
-                case 3:
-                    rows_of<3>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
-                    break;
-                default:
-                    rows_of<4>(scratch, depth, x + k, x_stride, rows, to, stride, k == 0);
-            }
-        }
+        columns_of<KIND>(w, panel + p, count - p < 4 ? count - p : 4, x + row * x_stride, x_stride, rows, out + 8 * p,
+                         stride, scratch);
     }
 }
 

@@ -84,23 +84,22 @@ template <int KIND>
 void unpack(const uint8_t* panel, int first, int cells, float* out, int64_t stride) {
     for (int c = 0; c < cells; ++c, out += kCell * stride) {
         if constexpr (is_quantized(KIND)) {
-            fetch_ahead<KIND>(place_of<KIND>(panel, first + c).cell);
             unpack_cell<KIND>(panel, first + c, out, stride);
         } else {
             const uint8_t* at = panel + int64_t{first + c} * kKinds[KIND].cell_bytes();
-            fetch_ahead<KIND>(at);
-            for (int k = 0; k < kCell; ++k) {
-                __m256 v;
-                if constexpr (KIND == F32) {
-                    v = _mm256_loadu_ps(reinterpret_cast<const float*>(at + k * 32));
-                } else if constexpr (KIND == F16) {
-                    v = load_halves(at + k * 16);
-                } else {
-                    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + k / 2 * 32));
+            for (int k = 0; k < kCell; k += 2) {
+                __m256 values[2];
+                if constexpr (KIND == BF16) {
+                    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + k * 16));
                     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-                    v = _mm256_castsi256_ps(k % 2 == 0 ? _mm256_and_si256(pairs, upper) : _mm256_slli_epi32(pairs, 16));
+                    values[0] = _mm256_castsi256_ps(_mm256_and_si256(pairs, upper));
+                    values[1] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+                } else {
+                    for (int i = 0; i < 2; ++i) {
+                        values[i] = KIND == F32 ? load_floats(at + (k + i) * 32) : load_halves(at + (k + i) * 16);
+                    }
                 }
-                _mm256_storeu_ps(out + k * stride, v);
+                for (int i = 0; i < 2; ++i) _mm256_storeu_ps(out + (k + i) * stride, values[i]);
             }
         }
     }

@@ -12,6 +12,7 @@
 //     multiply_add(x, w, sums)    with a word of a row in all lanes of x
 #pragma once
 
+#include "../avx2/ahead.h"
 #include "cells.h"
 
 namespace {
@@ -19,17 +20,6 @@ namespace {
 using namespace octavo;
 
 constexpr int kBlockRows = 12;  // 12 rows x 32 columns are 24 of 32 registers
-
-// The same place of four panels; the last panel again where there are fewer.
-struct Four {
-    const uint8_t* panels[4];
-
-    Four(const Panels& w, int panel, int count, int64_t offset) {
-        for (int i = 0; i < 4; ++i) {
-            panels[i] = w.data + (panel + (i < count ? i : count - 1)) * w.panel_bytes + offset;
-        }
-    }
-};
 
 // A source that is the panels themselves. The weights of a pass leave room for activations in a first-level cache.
 template <int CELL_BYTES>
@@ -47,23 +37,6 @@ struct InPanels {
     __m512 word(int index, int vector) const {
         return join(load_floats(at.panels[2 * vector] + index * 32),
                     load_floats(at.panels[2 * vector + 1] + index * 32));
-    }
-};
-
-// What a tile asks for meanwhile: `bytes` of each panel for every cell that it multiplies. Into the second-level cache:
-// the first has no room for it, and its few requests to memory at a time would bound the speed (2 to 8 rows take 1.5
-// times as long).
-struct Ahead {
-    Four from;
-    int bytes;
-
-    __attribute__((always_inline)) void fetch(int cell) const {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            for (int at = 0; at < bytes; at += 64) {
-                _mm_prefetch(from.panels[i] + cell * bytes + at, _MM_HINT_T1);
-            }
-        }
     }
 };
 
@@ -130,7 +103,7 @@ void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x
     const int cells = (w.n_in + kCell - 1) / kCell;
     const int blocks = (rows + kBlockRows - 1) / kBlockRows;
     const int passes = blocks == 1 && !Source::kCopies ? 1 : (cells + Source::kMostCells - 1) / Source::kMostCells;
-    const int fetched = blocks == 1 && Source::kCopies ? 0 : (kCellBytes / blocks + 63) / 64 * 64;
+    const int fetched = (kCellBytes / blocks + 63) / 64 * 64;
     for (int pass = 0, cell = 0; pass < passes; ++pass) {  // of nearly equally many cells
         const int size = (cells - cell + passes - pass - 1) / (passes - pass);
         const int k = cell * kCell;
