@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--kind", default="Q4_0")
     parser.add_argument("--rows", type=numbers, default=[1, 8, 32, 128])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
-    parser.add_argument("--activations", default="int8", choices=("float32", "int16", "int8"))
+    parser.add_argument("--activations", default="int8", choices=("float32", "int16", "bfloat16", "int8"))
     parser.add_argument("--seconds", type=float, default=1.0, help="per figure")
     options = parser.parse_args()
     activations: Activations = options.activations

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=KINDS)
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 32, 100])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
-    parser.add_argument("--activations", default="int8", choices=("float32", "int16", "int8"))
+    parser.add_argument("--activations", default="int8", choices=("float32", "int16", "bfloat16", "int8"))
     parser.add_argument("--n-in", type=int, default=768, help="a multiple of 256 for the K formats")
     parser.add_argument("--n-out", type=int, default=1536)
     parser.add_argument("--megabytes", type=float, default=32, help="of packed weights that a run reads")
