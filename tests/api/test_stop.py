@@ -34,6 +34,7 @@ def test_stop_02_no_part_of_a_stop_string_is_streamed(api: Api, path: str) -> No
 
 @pytest.mark.parametrize("path", BOTH)
 def test_stop_02_a_stop_string_ends_the_work_of_the_engine(api: Api, path: str) -> None:
+    api.engine.pause = 0.005
     message(api, path, max_tokens=400, stop=["beta"], ignore_eos=True)
     until(lambda: not api.engine.live)
     assert len(api.engine.aborts) == 1
