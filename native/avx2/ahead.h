@@ -35,4 +35,14 @@ struct Ahead {
     }
 };
 
+// What a tile asks for that meets `cells` cells from `cell` on with one of `blocks` blocks of rows: these share the
+// asking. Many rows ask for the next cells where items are large, and else, like few rows, for the worker's next item.
+template <int KIND>
+Ahead ahead_of(const Panels& w, int panel, int count, int cell, int cells, int block, int blocks) {
+    constexpr int kCellBytes = kKinds[KIND].unit_bytes() / kKinds[KIND].unit_cells;
+    const int bytes = (kCellBytes / blocks + 63) / 64 * 64;
+    const int64_t distance = blocks > 1 && w.ahead == kNear ? int64_t{cells} * kCellBytes : w.ahead;
+    return {Four(w, panel, count, int64_t{cell} * kCellBytes + distance + int64_t{block} * cells * bytes), bytes};
+}
+
 }  // namespace

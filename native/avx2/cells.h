@@ -99,7 +99,7 @@ inline CellPlace place_of(const uint8_t* panel, int cell) {
 // of 8-bit weights is too large to wait in the first-level cache. Always inlined, as the compiler takes a function that
 // does nothing else for one without effect and drops the call.
 template <int KIND>
-inline __attribute__((always_inline)) void fetch_ahead(const uint8_t* cell, int64_t ahead = octavo::kNear) {
+inline __attribute__((always_inline)) void fetch_ahead(const uint8_t* cell, int64_t ahead) {
 #pragma GCC unroll 5
     for (int i = 0; i < kKinds[KIND].cell_bytes() + kKinds[KIND].head_bytes; i += 64) {  // heads lie between cells
         if constexpr (kKinds[KIND].planes == octavo::PAIRS) {

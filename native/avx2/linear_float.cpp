@@ -60,10 +60,8 @@ constexpr TileFn kTiles[kBlockRows] = {tile<1, PANELS>, tile<2, PANELS>, tile<3,
 template <int KIND>
 void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int rows, float* out,
                 int64_t stride, float* scratch) {
-    constexpr int kCellBytes = kKinds[KIND].unit_bytes() / kKinds[KIND].unit_cells;
     const bool few = rows <= kFewRows;
     const int blocks = (rows + kBlockRows - 1) / kBlockRows;
-    const int fetched = (kCellBytes / blocks + 63) / 64 * 64;
     for (int k = 0; k < w.n_in; k += kChunk) {
         const int depth = w.n_in - k < kChunk ? w.n_in - k : kChunk;
         const int cells = (depth + kCell - 1) / kCell;
@@ -72,10 +70,7 @@ void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x
         }
         for (int block = 0, row = 0; block < blocks; ++block) {
             const int these = (rows - row + blocks - block - 1) / (blocks - block);
-            const int64_t place = int64_t{k / kCell} * kCellBytes;
-            const int64_t part = int64_t{block} * cells * fetched;
-            const int64_t distance = w.ahead == kNear && blocks > 1 ? cells * kCellBytes : w.ahead;
-            const Ahead ahead = {Four(w, panel, count, place + distance + part), fetched};
+            const Ahead ahead = ahead_of<KIND>(w, panel, count, k / kCell, cells, block, blocks);
             const Ahead nothing = {ahead.from, 0};
             const float* from = x + row * x_stride + k;
             float* to = out + row * stride;

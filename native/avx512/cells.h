@@ -98,6 +98,16 @@ inline void each_block(int rows, int most, const Work& work) {
     }
 }
 
+// Sums of some rows and two pairs of panels.
+template <int ROWS>
+inline __attribute__((always_inline)) void clear(__m512 (&acc)[2][ROWS]) {
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
+        for (int r = 0; r < ROWS; ++r) acc[p][r] = _mm512_setzero_ps();
+    }
+}
+
 // Many rows meet two pairs of panels: OPEN cells of both at a time are unpacked into the nearest cache, then
 // tile(cells, first cell, their number, rows, first row) is called for blocks of at most `most` rows.
 template <int KIND, class Cell, int OPEN, class Tile>

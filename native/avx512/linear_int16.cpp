@@ -70,30 +70,29 @@ inline void forget(const OpenCell<KIND>&) {}
 
 // Adds the products of a cell of each pair of panels and ROWS rows from `index` on. All of them meet some weights
 // before the next ones are unpacked or loaded.
-template <int KIND, int PAIRS, int ROWS, class Cell>
-inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], Cell* w, const Act16& x,
-                                                     int64_t index) {
-    constexpr bool apart = !has_halves(KIND) && PAIRS * ROWS < 4;  // sums of halves: they need not wait for each other
+template <int KIND, int ROWS, class Cell>
+inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[2][ROWS], Cell* w, const Act16& x, int64_t index) {
+    constexpr bool apart = !has_halves(KIND) && ROWS == 1;  // sums of halves: they need not wait for each other
     const int16_t* a = x.q + index * kCell;
-    __m512i sum[PAIRS][ROWS];
-    __m512i front[PAIRS][ROWS];
+    __m512i sum[2][ROWS];
+    __m512i front[2][ROWS];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
-        for (int p = 0; p < PAIRS; ++p) forget(w[p]);
+        for (int p = 0; p < 2; ++p) forget(w[p]);
 #pragma GCC unroll 8
         for (int i = 8 * half; i < 8 * half + 8; ++i) {
             const bool begins = i == 0 || (i == 8 && (has_halves(KIND) || apart));
-            __m512i weights[PAIRS];
+            __m512i weights[2];
 #pragma GCC unroll 2
-            for (int p = 0; p < PAIRS; ++p) weights[p] = w[p].pair(i);
-#pragma GCC unroll 8
+            for (int p = 0; p < 2; ++p) weights[p] = w[p].pair(i);
+#pragma GCC unroll 7
             for (int r = 0; r < ROWS; ++r) {
                 int32_t both;
                 __builtin_memcpy(&both, a + r * kCell + 2 * i, 4);
                 const __m512i two = _mm512_set1_epi32(both);
 #pragma GCC unroll 2
-                for (int p = 0; p < PAIRS; ++p) {
+                for (int p = 0; p < 2; ++p) {
                     sum[p][r] = _mm512_dpwssd_epi32(begins ? _mm512_setzero_si512() : sum[p][r], weights[p], two);
                 }
             }
@@ -101,22 +100,22 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
         if (half == 0 && !has_halves(KIND)) {
             if constexpr (apart) {
 #pragma GCC unroll 2
-                for (int p = 0; p < PAIRS; ++p) {
-#pragma GCC unroll 8
+                for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
                     for (int r = 0; r < ROWS; ++r) front[p][r] = sum[p][r];
                 }
             }
             continue;
         }
         const int part = has_halves(KIND) ? half : 0;
-#pragma GCC unroll 8
+#pragma GCC unroll 7
         for (int r = 0; r < ROWS; ++r) {
             __m512 added{};
             if constexpr (has_minimum(KIND)) {
                 added = _mm512_set1_ps(has_halves(KIND) ? sum_of_half(a + r * kCell + 16 * half) : x.sum[index + r]);
             }
 #pragma GCC unroll 2
-            for (int p = 0; p < PAIRS; ++p) {
+            for (int p = 0; p < 2; ++p) {
                 if constexpr (apart) sum[p][r] = _mm512_add_epi32(sum[p][r], front[p][r]);
                 acc[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p][r]), w[p].scale(part), acc[p][r]);
                 if constexpr (has_minimum(KIND)) acc[p][r] = _mm512_fmadd_ps(w[p].minimum(part), added, acc[p][r]);
@@ -129,11 +128,7 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
 template <int KIND, int ROWS>
 void few_rows(const PairOfPanels (&w)[2], int cells, const Act16& x, int row, float* out, int64_t stride) {
     __m512 acc[2][ROWS];
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; ++p) {
-#pragma GCC unroll 7
-        for (int r = 0; r < ROWS; ++r) acc[p][r] = _mm512_setzero_ps();
-    }
+    clear(acc);
     for (int c = 0; c < cells; ++c) {
         PackedCell<KIND> pair[2] = {{place_of<KIND>(w[0], c)}, {place_of<KIND>(w[1], c)}};
         fetch_ahead<KIND>(w, c);
@@ -188,7 +183,7 @@ using TileFn = void (*)(const OpenCell<KIND> (*w)[2], int first, int count, int 
                         float* out, int64_t stride, const PairOfPanels (&panels)[2], bool fetches);
 // Blocks of nearly equally many rows, where there are more than kMostFew, have no fewer than these.
 template <int KIND>
-constexpr TileFn<KIND> kTiles[3] = {tile<KIND, kMostRows - 2>, tile<KIND, kMostRows - 1>, tile<KIND, kMostRows>};
+constexpr TileFn<KIND> kTiles[2] = {tile<KIND, kMostRows - 1>, tile<KIND, kMostRows>};
 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act16& x, int row, int rows, float* out, int64_t stride) {
@@ -198,7 +193,7 @@ void linear(const Panels& w, int panel, int count, const Act16& x, int row, int 
     };
     const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
         const auto tile = [&](const OpenCell<KIND>(*open)[2], int first, int count, int size, int r) {
-            kTiles<KIND>[size - kMostRows + 2](open, first, count, cells, x, row + r, out + column + r* stride, stride,
+            kTiles<KIND>[size - kMostRows + 1](open, first, count, cells, x, row + r, out + column + r* stride, stride,
                                                pairs, r == 0);
         };
         each_tile<KIND, OpenCell<KIND>, kOpenCells>(pairs, cells, rows, kMostRows, tile);

@@ -103,38 +103,38 @@ inline Group8 anew(Group8 x) {
 
 // Adds the products of a cell of each pair of panels and ROWS rows. All rows meet a quad before the next one is
 // unpacked or loaded, so that quads need no registers; what is broadcast of a row serves all pairs.
-template <int KIND, int PAIRS, int ROWS, class Cell>
-inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS], Cell* w, const Group8& x) {
-    constexpr bool apart = kKinds[KIND].scales != FLOAT_2 && PAIRS * ROWS < 4;  // sums of halves: they need not wait
-    __m512i sum[PAIRS][ROWS];
-    __m512i front[PAIRS][ROWS];
+template <int KIND, int ROWS, class Cell>
+inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[2][ROWS], Cell* w, const Group8& x) {
+    constexpr bool apart = kKinds[KIND].scales != FLOAT_2 && ROWS == 1;  // sums of halves: they need not wait
+    __m512i sum[2][ROWS];
+    __m512i front[2][ROWS];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
-        for (int p = 0; p < PAIRS; ++p) forget(w[p]);
+        for (int p = 0; p < 2; ++p) forget(w[p]);
 #pragma GCC unroll 4
         for (int q = 4 * half; q < 4 * half + 4; ++q) {
             const bool begins = q == 0 || (q == 4 && (has_halves(KIND) || apart));
-            __m512i weights[PAIRS];
+            __m512i weights[2];
 #pragma GCC unroll 2
-            for (int p = 0; p < PAIRS; ++p) weights[p] = w[p].quad(q);
-#pragma GCC unroll 12
+            for (int p = 0; p < 2; ++p) weights[p] = w[p].quad(q);
+#pragma GCC unroll 7
             for (int r = 0; r < ROWS; ++r) {
                 int32_t four;
                 __builtin_memcpy(&four, x.q + r * kCell + 4 * q, 4);
                 const __m512i a = _mm512_set1_epi32(four);
 #pragma GCC unroll 2
-                for (int p = 0; p < PAIRS; ++p) {
+                for (int p = 0; p < 2; ++p) {
                     sum[p][r] = _mm512_dpbusd_epi32(begins ? _mm512_setzero_si512() : sum[p][r], weights[p], a);
                 }
             }
         }
         if constexpr (kKinds[KIND].scales == FLOAT_2) {
             const Group8 again = anew(x);
-#pragma GCC unroll 12
+#pragma GCC unroll 7
             for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 2
-                for (int p = 0; p < PAIRS; ++p) {
+                for (int p = 0; p < 2; ++p) {
                     const __m512i zeros =
                         _mm512_set1_epi32(half == 0 ? -zero_point(KIND) & 0xffff : -zero_point(KIND) * 65536);
                     const __m512i exact = _mm512_dpwssd_epi32(sum[p][r], zeros, _mm512_set1_epi32(again.halves[r]));
@@ -146,8 +146,8 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
         }
         if constexpr (has_integer_halves(KIND) || apart) {
 #pragma GCC unroll 2
-            for (int p = 0; p < PAIRS; ++p) {
-#pragma GCC unroll 12
+            for (int p = 0; p < 2; ++p) {
+#pragma GCC unroll 7
                 for (int r = 0; r < ROWS; ++r) {
                     if constexpr (has_integer_halves(KIND)) {
                         sum[p][r] = _mm512_mullo_epi32(sum[p][r], w[p].meta().scales[half]);
@@ -159,12 +159,12 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
         }
     }
     if constexpr (kKinds[KIND].scales != FLOAT_2) {
-#pragma GCC unroll 12
+#pragma GCC unroll 7
         for (int r = 0; r < ROWS; ++r) {
             const __m512 activations = _mm512_set1_ps(x.scale[r]);
             const __m512i halves = _mm512_set1_epi32(x.halves[r]);
 #pragma GCC unroll 2
-            for (int p = 0; p < PAIRS; ++p) {
+            for (int p = 0; p < 2; ++p) {
                 const CellMeta& meta = w[p].meta();
                 __m512i exact = sum[p][r];
                 if constexpr (zero_point(KIND) != 0) exact = _mm512_dpwssd_epi32(exact, meta.zeros, halves);
@@ -186,11 +186,7 @@ inline __attribute__((always_inline)) void add_cells(__m512 (&acc)[PAIRS][ROWS],
 template <int KIND, int ROWS>
 void few_rows(const PairOfPanels (&w)[2], int cells, const Act8& x, int row, float* out, int64_t stride) {
     __m512 acc[2][ROWS];
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; ++p) {
-#pragma GCC unroll 7
-        for (int r = 0; r < ROWS; ++r) acc[p][r] = _mm512_setzero_ps();
-    }
+    clear(acc);
     for (int c = 0; c < cells; ++c) {
         PackedCell<KIND> pair[2] = {{place_of<KIND>(w[0], c)}, {place_of<KIND>(w[1], c)}};
         fetch_ahead<KIND>(w, c);
@@ -239,8 +235,7 @@ using TileFn = void (*)(const OpenCell<KIND> (*w)[2], int first, int cells, cons
                         int64_t stride, const PairOfPanels (&panels)[2], bool fetches);
 // Blocks of nearly equally many rows, where there are more than kMostFew, have no fewer than these.
 template <int KIND>
-constexpr TileFn<KIND> kTiles[3] = {tile<KIND, most_rows(KIND) - 2>, tile<KIND, most_rows(KIND) - 1>,
-                                    tile<KIND, most_rows(KIND)>};
+constexpr TileFn<KIND> kTiles[2] = {tile<KIND, most_rows(KIND) - 1>, tile<KIND, most_rows(KIND)>};
 
 template <int KIND>
 void linear(const Panels& w, int panel, int count, const Act8& x, int row, int rows, float* out, int64_t stride) {
@@ -250,7 +245,7 @@ void linear(const Panels& w, int panel, int count, const Act8& x, int row, int r
     };
     const auto many = [&](const PairOfPanels(&pairs)[2], int column) {
         const auto tile = [&](const OpenCell<KIND>(*open)[2], int first, int count, int size, int r) {
-            kTiles<KIND>[size - most_rows(KIND) + 2](open, first, count, x, row + r, out + column + r* stride, stride,
+            kTiles<KIND>[size - most_rows(KIND) + 1](open, first, count, x, row + r, out + column + r* stride, stride,
                                                      pairs, r == 0);
         };
         each_tile<KIND, OpenCell<KIND>, kOpenCells>(pairs, cells, rows, most_rows(KIND), tile);

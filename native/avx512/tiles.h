@@ -97,13 +97,11 @@ constexpr TileFn<S> kTiles[kBlockRows] = {tile<S, 1, V>, tile<S, 2, V>,  tile<S,
 template <int KIND, class Source>
 void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x_stride, int rows, float* out,
                 int64_t stride, float* scratch) {
-    constexpr int kCellBytes = kKinds[KIND].unit_bytes() / kKinds[KIND].unit_cells;
     const TileFn<Source>* tiles = count > 2 ? kTiles<Source, 2> : kTiles<Source, 1>;
     const __mmask16 last = count % 2 == 0 ? 0xffff : 0xff;
     const int cells = (w.n_in + kCell - 1) / kCell;
     const int blocks = (rows + kBlockRows - 1) / kBlockRows;
     const int passes = blocks == 1 && !Source::kCopies ? 1 : (cells + Source::kMostCells - 1) / Source::kMostCells;
-    const int fetched = (kCellBytes / blocks + 63) / 64 * 64;
     for (int pass = 0, cell = 0; pass < passes; ++pass) {  // of nearly equally many cells
         const int size = (cells - cell + passes - pass - 1) / (passes - pass);
         const int k = cell * kCell;
@@ -111,9 +109,7 @@ void columns_of(const Panels& w, int panel, int count, const float* x, int64_t x
         const Source source = Source::template of<KIND>(w, panel, count, cell, size, scratch);
         for (int block = 0, row = 0; block < blocks; ++block) {
             const int these = (rows - row + blocks - block - 1) / (blocks - block);
-            const int64_t part = int64_t{block} * size * fetched;
-            const int64_t distance = (blocks > 1 && w.ahead == kNear ? size * kCellBytes : w.ahead) + part;
-            const Ahead ahead = {Four(w, panel, count, int64_t{cell} * kCellBytes + distance), fetched};
+            const Ahead ahead = ahead_of<KIND>(w, panel, count, cell, size, block, blocks);
             tiles[these - 1](source, ahead, depth / Source::kElements, x + row * x_stride + k / Source::kElements,
                              x_stride, out + row * stride, stride, pass == 0, last);
             row += these;
